@@ -248,8 +248,8 @@ def _control(daemon: Daemon, path: str, body: bytes) -> Answer:
     if path == "/sim":
         try:
             daemon.faults = Faults(**json.loads(body or b"{}"))
-        except (TypeError, ValueError) as wrong:
-            return Answer(status=400, body=str(wrong).encode())
+        except (TypeError, ValueError) as error:
+            return Answer(status=400, body=str(error).encode())
         return Answer(status=200)
     return Answer(status=404, body=b"no such path")
 

@@ -56,29 +56,31 @@ class Kubelet:
 
     def _run(self, head: str, address: str) -> bytes:
         """The whole of a WebSocket: output of the program on channel 1, how it ended on channel 3."""
-        fields = {name.lower(): text.strip() for name, _, text in (one.partition(":") for one in head.split("\r\n"))}
+        fields = {name.lower(): text.strip() for name, _, text in (line.partition(":") for line in head.split("\r\n"))}
         key = fields.get("sec-websocket-key", "").encode()
         accept = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest()).decode()
-        said = self._command_answer(parse_qs(urlsplit(address).query)["command"][0])
-        status = {"status": "Success"} if said is not None else {"status": "Failure", "message": "no such program"}
-        messages = [b"\x01" + (said or b""), b"\x03" + json.dumps(status).encode()]
+        answer = self._command_answer(parse_qs(urlsplit(address).query)["command"][0])
+        status = {"status": "Success"} if answer is not None else {"status": "Failure", "message": "no such program"}
+        messages = [b"\x01" + (answer or b""), b"\x03" + json.dumps(status).encode()]
         begin = (
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             f"Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
         )
-        return begin.encode() + b"".join(b"\x82" + bytes([len(one)]) + one for one in messages) + b"\x88\x00"
+        return (
+            begin.encode() + b"".join(b"\x82" + bytes([len(message)]) + message for message in messages) + b"\x88\x00"
+        )
 
     def _answer(self, address: str) -> tuple[str, bytes]:
         path, asked = urlsplit(address).path.split("/"), parse_qs(urlsplit(address).query)
-        found = self._lines(path[2], path[3]) if len(path) == 5 and path[1] == "containerLogs" else None
-        if found is None:
+        lines = self._lines(path[2], path[3]) if len(path) == 5 and path[1] == "containerLogs" else None
+        if lines is None:
             return "404 Not Found", b"no such container\n"
         if since := asked.get("sinceTime"):
-            found = [one for one in found if one[0] >= datetime.fromisoformat(since[0])]
+            lines = [line for line in lines if line[0] >= datetime.fromisoformat(since[0])]
         if tail := asked.get("tailLines"):
-            found = found[-int(tail[0]) :]
+            lines = lines[-int(tail[0]) :]
         stamps = "timestamps" in asked
-        return "200 OK", b"".join((_stamp(at) if stamps else b"") + line + b"\n" for at, line in found)
+        return "200 OK", b"".join((_stamp(at) if stamps else b"") + line + b"\n" for at, line in lines)
 
 
 def _stamp(at: datetime) -> bytes:

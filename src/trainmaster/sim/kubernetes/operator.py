@@ -71,8 +71,8 @@ class Operator:
     def _main(self) -> None:
         try:
             asyncio.run(self._run())
-        except BaseException as wrong:  # shown by the thread that waits
-            self._wrong = wrong
+        except BaseException as error:  # shown by the thread that waits
+            self._wrong = error
             raise
         finally:
             self._ready.set()
@@ -102,7 +102,7 @@ class Operator:
                 jobs[job["metadata"]["uid"]] = {**job, "apiVersion": resource.api, "kind": resource.kind, "path": path}
         pods = (await self._client.list(self._pods()))["items"]
         for pod in pods:  # what the garbage collector does
-            owners = [one["uid"] for one in pod["metadata"].get("ownerReferences") or ()]
+            owners = [owner["uid"] for owner in pod["metadata"].get("ownerReferences") or ()]
             if pod["metadata"].get("deletionTimestamp") or (owners and not set(owners) & jobs.keys()):
                 await self._client.delete(f"{self._pods()}/{pod['metadata']['name']}", grace_s=0)
             elif not owners:
@@ -121,8 +121,8 @@ class Operator:
             {"type": word, "status": "True", "reason": word, "lastTransitionTime": _now()}
             for word in ("Created", *(("PodsRunning", "Running") if running else ()))
         ]
-        seen = [one["type"] for one in (job.get("status") or {}).get("conditions") or ()]
-        if seen != [one["type"] for one in conditions]:
+        seen = [condition["type"] for condition in (job.get("status") or {}).get("conditions") or ()]
+        if seen != [condition["type"] for condition in conditions]:
             await self._client.merge(f"{job['path']}/{name}/status", {"status": {"conditions": conditions, **_MASTER}})
 
     async def _make_pod(self, job: Object, name: str, rank: int, template: Object, marks: Mapping[str, str]) -> None:
@@ -158,14 +158,14 @@ class Operator:
     async def _set_state(self, pod: str, spec: Mapping[str, Any], state: Object, *, phase: str = "") -> None:
         running = "running" in state
         (container,) = spec["containers"]
-        one = {
+        container_status = {
             "name": container["name"], "image": container["image"], "imageID": "", "ready": running, "state": state,
             "restartCount": 2 if "crash-loop" in self._settings.faults else 0,
         }  # fmt: skip
         if "restart" in self._settings.faults and pod.endswith("-1") and running:
             ended = {"exitCode": 137, "reason": "OOMKilled", "startedAt": _now(), "finishedAt": _now()}
-            one |= {"restartCount": 1, "lastState": {"terminated": ended}}
-        status = {"phase": phase or ("Running" if running else "Pending"), "containerStatuses": [one]}
+            container_status |= {"restartCount": 1, "lastState": {"terminated": ended}}
+        status = {"phase": phase or ("Running" if running else "Pending"), "containerStatuses": [container_status]}
         await self._client.merge(f"{self._pods()}/{pod}/status", {"status": status})
 
     async def _make_node(self, number: int, port: int) -> None:
@@ -179,10 +179,12 @@ class Operator:
             "reason": "KubeletReady" if ready == "True" else "KubeletNotReady",
         }
         status = {
-            "capacity": gpus, "allocatable": gpus, "conditions": [condition],
+            "capacity": gpus,
+            "allocatable": gpus,
+            "conditions": [condition],
             "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
-        }  # fmt: skip
+        }
         await self._client.merge(f"/api/v1/nodes/{name}/status", {"status": status})
 
     def _node(self, number: int) -> str:
@@ -195,10 +197,10 @@ class Operator:
         return script.gpu_answer(self._settings.faults) if program == "nvidia-smi" else None
 
     def _log(self, namespace: str, pod: str) -> list[tuple[datetime, bytes]] | None:
-        found = self._begun.get(pod)
-        if found is None or namespace != self._settings.namespace:
+        begun = self._begun.get(pod)
+        if begun is None or namespace != self._settings.namespace:
             return None
-        rank, begin, work = found
+        rank, begin, work = begun
         if work == _BANDWIDTH:
             faults = self._settings.faults
             return script.bandwidth_lines(node=rank, nodes=self._settings.nodes, begin=begin, faults=faults)
@@ -212,15 +214,15 @@ class Operator:
 
 def _templates(spec: Mapping[str, Any]) -> list[tuple[Object, Mapping[str, str]]]:
     """Pod template and labels of each pod, as the operators number them."""
-    found: list[tuple[Object, Mapping[str, str]]] = []
+    templates: list[tuple[Object, Mapping[str, str]]] = []
     for replica in spec.get("replicaSpecs") or ():
-        found += [(replica["template"], {}) for _ in range(int(replica.get("replicas", 1)))]
+        templates += [(replica["template"], {}) for _ in range(int(replica.get("replicas", 1)))]
     for role in ("Master", "Worker"):
         replica = (spec.get("pytorchReplicaSpecs") or {}).get(role) or {"replicas": 0}
         for index in range(int(replica.get("replicas", 1))):
             marks = {"training.kubeflow.org/replica-type": role.lower()}
-            found.append((replica["template"], {**marks, "training.kubeflow.org/replica-index": str(index)}))
-    return found
+            templates.append((replica["template"], {**marks, "training.kubeflow.org/replica-index": str(index)}))
+    return templates
 
 
 def _now() -> str:

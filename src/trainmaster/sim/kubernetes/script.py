@@ -21,11 +21,11 @@ def lines(
     *, node: int, begin: datetime, now: datetime, step_s: float, checkpoints: str, faults: frozenset[str]
 ) -> list[tuple[datetime, bytes]]:
     """Lines that a pod has printed up to now, each with its time."""
-    found: list[tuple[datetime, bytes]] = []
+    stamped: list[tuple[datetime, bytes]] = []
 
     def put(at: datetime, text: str) -> None:
         if at <= now:
-            found.append((at, text.encode()))
+            stamped.append((at, text.encode()))
 
     ready = begin + timedelta(seconds=step_s)
     put(ready, f"node-{node}:7:7 [0] NCCL INFO ncclCommInitRank comm 0x1 rank {node} - Init COMPLETE")
@@ -48,7 +48,7 @@ def lines(
             f"[rank{node}]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) "
             "ran for 600012 milliseconds before timing out.",
         )
-    return sorted(found)
+    return sorted(stamped)
 
 
 def bandwidth_lines(*, node: int, nodes: int, begin: datetime, faults: frozenset[str]) -> list[tuple[datetime, bytes]]:
@@ -60,7 +60,7 @@ def bandwidth_lines(*, node: int, nodes: int, begin: datetime, faults: frozenset
         "busbw_gbps": 0.9 if "slow-network" in faults else 11.6, "wrong": [],
     }  # fmt: skip
     rows = [{"row": {**row, "size_bytes": size << 20}} for size in (64, 128, 256)]
-    return [(begin, json.dumps(one).encode()) for one in [*rows, {"report": {"exit_code": 0}}]]
+    return [(begin, json.dumps(row).encode()) for row in [*rows, {"report": {"exit_code": 0}}]]
 
 
 def gpu_answer(faults: frozenset[str]) -> bytes:

@@ -51,8 +51,8 @@ class Admin:
                     return _answer(200, self.faults())
                 case "POST", "foreign":
                     return _answer(200, describe(self._cloud, self._cloud.add_foreign(str(body["name"]))))
-        except (UsageError, ValueError, KeyError, TypeError, AttributeError) as wrong:
-            return _answer(400, {"error": str(wrong)})
+        except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return _answer(400, {"error": str(error)})
         return _answer(404, {"error": f"no such path: {request.method} {request.path}"})
 
     def summary(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Admin:
 
     def instances(self) -> list[dict[str, Any]]:
         with self._cloud.lock:
-            return [describe(self._cloud, one) for one in self._cloud.instances.values()]
+            return [describe(self._cloud, instance) for instance in self._cloud.instances.values()]
 
     def faults(self) -> dict[str, Any]:
         with self._cloud.lock:
@@ -77,11 +77,11 @@ class Admin:
             if instance_id is None:
                 self._cloud.faults.arm(fault, times)
                 return
-            found = find_known(self._cloud, instance_id)
+            instance = find_known(self._cloud, instance_id)
             if fault not in LIVE_FAULTS:
                 raise UsageError(f"{fault!r} cannot happen to a running instance; these can: {', '.join(LIVE_FAULTS)}")
             self._cloud.faults.injected[fault] += 1
-        self._fleet.inject(found, fault)
+        self._fleet.inject(instance, fault)
 
     def change(self, body: Mapping[str, Any]) -> None:
         """A request of POST /sim/faults."""

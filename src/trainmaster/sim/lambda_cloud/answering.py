@@ -61,10 +61,10 @@ class Answering:
 
     def answer(self, request: Request) -> Answer:
         """The answer, counted by its status."""
-        found = self._answer(request)
+        answer = self._answer(request)
         with self._lock:
-            self.requests.by_status["cut" if found.cut else str(found.status)] += 1
-        return found
+            self.requests.by_status["cut" if answer.cut else str(answer.status)] += 1
+        return answer
 
     def _answer(self, request: Request) -> Answer:
         if request.headers.get("user-agent", "").startswith("Python-urllib"):

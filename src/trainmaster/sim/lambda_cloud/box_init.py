@@ -51,12 +51,12 @@ def _reaped(server: int) -> bool:
 
 def _kill_descendants() -> None:
     """Freeze first, until nothing new appears: a tree that keeps forking cannot outrun this."""
-    while found := _descendants():
+    while pids := _descendants():
         frozen: set[int] = set()
-        while new := found - frozen:
+        while new := pids - frozen:
             _send(new, signal.SIGSTOP)
             frozen |= new
-            found = _descendants()
+            pids = _descendants()
         _send(frozen, signal.SIGKILL)
         _reaped(0)
         time.sleep(0.005)
@@ -70,10 +70,10 @@ def _descendants() -> set[int]:
                 fields = file.read().rpartition(b")")[2].split()
                 if fields[0] not in (b"Z", b"X"):
                     parents[int(name)] = int(fields[1])
-    found = {os.getpid()}
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found - {os.getpid()}
+    pids = {os.getpid()}
+    while below := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= below
+    return pids - {os.getpid()}
 
 
 def _send(pids: set[int], number: int) -> None:

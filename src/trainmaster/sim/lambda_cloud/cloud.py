@@ -57,40 +57,46 @@ class Cloud:
 
     def has_capacity(self, kind: InstanceType, region: str) -> bool:
         # Machines of others stay for ever here: with few places they would take them all in the end.
-        used = sum(one.type is kind and one.region == region and not one.foreign for one in self._live())
+        used = sum(
+            instance.type is kind and instance.region == region and not instance.foreign for instance in self._live()
+        )
         return region in kind.regions and used < self.settings.capacity
 
     def listed(self) -> list[Instance]:
         """Instances that the listing shows: all that live, and those that ended a short time ago."""
         with self.lock:
             now = self.clock.now_s()
-            return [one for one in self.instances.values() if now < _last_listed(one) + self.settings.listed_s]
+            return [
+                instance
+                for instance in self.instances.values()
+                if now < _last_listed(instance) + self.settings.listed_s
+            ]
 
     def find(self, instance_id: str) -> Instance:
         with self.lock:
-            found = self.instances.get(instance_id)
-            if found is None or found not in self.listed():
+            instance = self.instances.get(instance_id)
+            if instance is None or instance not in self.listed():
                 raise missing("Specified instance")
-            return found
+            return instance
 
     def terminate(self, ids: Sequence[str]) -> list[Instance]:
         """Begin to terminate all of these, or none where one does not exist."""
         with self.lock:
-            found = self._named(ids, "terminate")
-            for instance in found:
+            instances = self._named(ids, "terminate")
+            for instance in instances:
                 self.end(instance, by="request")
-            return found
+            return instances
 
     def restart(self, ids: Sequence[str]) -> list[Instance]:
         with self.lock:
-            found, now = self._named(ids, "restart"), self.clock.now_s()
-            for instance in found:
+            instances, now = self._named(ids, "restart"), self.clock.now_s()
+            for instance in instances:
                 if instance.status(now) not in ("active", "unhealthy"):
                     raise ApiError(409, "global/conflict", f"Instance {instance.id} is {instance.status(now)}.")
-            for instance in found:
+            for instance in instances:
                 instance.restarting = True
                 instance.ssh_at, instance.active_at = now + self.settings.boot_s / 2, now + self.settings.boot_s
-            return found
+            return instances
 
     def end(self, instance: Instance, *, by: str) -> None:
         """Begin to terminate an instance; nothing where that has begun."""
@@ -106,18 +112,18 @@ class Cloud:
 
     def is_mounted(self, name: str) -> bool:
         with self.lock:
-            return any(name in one.file_system_names for one in self._live())
+            return any(name in instance.file_system_names for instance in self._live())
 
     def add_foreign(self, name: str, *, kind: InstanceType | None = None, region: str | None = None) -> Instance:
         """An instance of somebody else in the account: listed and active, without processes."""
         with self.lock:
             kind = kind or next(iter(self.catalog.types.values()))
             request = {"name": name}
-            found = self._new(
+            instance = self._new(
                 kind, region or kind.regions[0], request, keys={"somebody-else": ""}, mounts=(), foreign=True
             )
-            self.instances[found.id] = found
-            return found
+            self.instances[instance.id] = instance
+            return instance
 
     def release_address(self, address: str) -> None:
         with self.lock:
@@ -146,21 +152,21 @@ class Cloud:
             raise invalid("user_data: longer than 1 MB.")
         image = request.get("image")
         if image and not any(
-            image.items() <= {"id": one["id"], "family": one["family"]}.items() for one in self.catalog.images
+            image.items() <= {"id": known["id"], "family": known["family"]}.items() for known in self.catalog.images
         ):
             raise missing("Image")
         return kind
 
     def _mounts(self, request: Mapping[str, Any], region: str) -> tuple[Mapping[str, str], ...]:
         """Mounts by file system: a mount path of its own goes before the default one."""
-        found: dict[str, Mapping[str, str]] = {}
+        mounts: dict[str, Mapping[str, str]] = {}
         for name in request.get("file_system_names", ()):
             row = self.file_systems.find(region=region, name=name)
-            found[row["id"]] = {"mount_point": default_mount(row["name"]), "file_system_id": row["id"]}
+            mounts[row["id"]] = {"mount_point": default_mount(row["name"]), "file_system_id": row["id"]}
         for mount in request.get("file_system_mounts", ()):
             row = self.file_systems.find(region=region, file_system_id=mount["file_system_id"])
-            found[row["id"]] = {"mount_point": mount["mount_point"], "file_system_id": row["id"]}
-        return tuple(found.values())
+            mounts[row["id"]] = {"mount_point": mount["mount_point"], "file_system_id": row["id"]}
+        return tuple(mounts.values())
 
     def _new(
         self, kind: InstanceType, region: str, request: Mapping[str, Any], *, keys: Mapping[str, str],
@@ -190,27 +196,27 @@ class Cloud:
             active_at=now + boot_s,
         )
 
-    def _inject_at_launch(self, one: Instance) -> None:
+    def _inject_at_launch(self, instance: Instance) -> None:
         """Draw every fault of a launch and of the life after it."""
         happens, delay_s = self.faults.happens, self.faults.delay_s
         drawn = {name for name, fault in FAULTS.items() if fault.kind == "instance" and happens(name)}
-        one.planned += sorted((one.active_at + delay_s(name), name) for name in sorted(drawn))
+        instance.planned += sorted((instance.active_at + delay_s(name), name) for name in sorted(drawn))
         for name in ("late-ip", "ssh-late", "stuck-booting", "unhealthy", "duplicate-name"):
             if happens(name):
-                one.injected.append(name)
-        if "late-ip" in one.injected:
-            one.ip_at = one.active_at + delay_s("late-ip")
-        if "ssh-late" in one.injected:
-            one.ssh_at, one.ssh_late = one.active_at + delay_s("ssh-late"), True
-        if "stuck-booting" in one.injected:
-            one.active_at = math.inf
-        one.unhealthy = "unhealthy" in one.injected
-        if "duplicate-name" in one.injected and one.name is not None:
-            self.add_foreign(one.name, kind=one.type, region=one.region)
-        if one.type.gpus and one.hardware not in self._bad_hardware:
-            self._bad_hardware[one.hardware] = happens("cuda-broken")
-        if self.is_broken(one.hardware):
-            one.injected.append("cuda-broken")
+                instance.injected.append(name)
+        if "late-ip" in instance.injected:
+            instance.ip_at = instance.active_at + delay_s("late-ip")
+        if "ssh-late" in instance.injected:
+            instance.ssh_at, instance.ssh_late = instance.active_at + delay_s("ssh-late"), True
+        if "stuck-booting" in instance.injected:
+            instance.active_at = math.inf
+        instance.unhealthy = "unhealthy" in instance.injected
+        if "duplicate-name" in instance.injected and instance.name is not None:
+            self.add_foreign(instance.name, kind=instance.type, region=instance.region)
+        if instance.type.gpus and instance.hardware not in self._bad_hardware:
+            self._bad_hardware[instance.hardware] = happens("cuda-broken")
+        if self.is_broken(instance.hardware):
+            instance.injected.append("cuda-broken")
 
     def _address(self) -> str:
         if self._free_addresses and self.faults.happens("ip-reuse"):
@@ -220,34 +226,38 @@ class Cloud:
 
     def _next_hardware(self, kind: InstanceType, region: str) -> str:
         """The next free machine of the type in the region, in turns: returned hardware comes back after the others."""
-        used = {one.hardware for one in self._live()}
+        used = {instance.hardware for instance in self._live()}
         first = self._hardware.get((kind.name, region), 0)
         numbers = [(first + step) % self.settings.capacity for step in range(self.settings.capacity)]
-        number = next((found for found in numbers if f"{region}/{kind.name}/{found}" not in used), first)
+        number = next((free for free in numbers if f"{region}/{kind.name}/{free}" not in used), first)
         self._hardware[kind.name, region] = number + 1
         return f"{region}/{kind.name}/{number}"
 
     def _live(self) -> list[Instance]:
-        return [one for one in self.instances.values() if one.terminated_at is None and one.preempted_at is None]
+        return [
+            instance
+            for instance in self.instances.values()
+            if instance.terminated_at is None and instance.preempted_at is None
+        ]
 
     def _named(self, ids: Sequence[str], operation: str) -> list[Instance]:
         if not ids:
             raise invalid("instance_ids: empty.")
-        found = [self.find(name) for name in dict.fromkeys(ids)]
-        self.foreign_touched += [f"{operation} {one.id}" for one in found if one.foreign]
-        return found
+        instances = [self.find(name) for name in dict.fromkeys(ids)]
+        self.foreign_touched += [f"{operation} {instance.id}" for instance in instances if instance.foreign]
+        return instances
 
 
-def _last_listed(one: Instance) -> float:
+def _last_listed(instance: Instance) -> float:
     """Since when an instance has ended; `inf` while it has not."""
-    if one.terminated_at is not None:
-        return one.terminated_at
-    return one.preempted_at if one.preempted_at is not None and one.terminate_at is None else math.inf
+    if instance.terminated_at is not None:
+        return instance.terminated_at
+    return instance.preempted_at if instance.preempted_at is not None and instance.terminate_at is None else math.inf
 
 
 def find_known(cloud: Cloud, instance_id: str) -> Instance:
     """An instance for a test or the admin path, ended ones too."""
-    found = cloud.instances.get(instance_id)
-    if found is None:
+    instance = cloud.instances.get(instance_id)
+    if instance is None:
         raise UsageError(f"no instance {instance_id}")
-    return found
+    return instance

@@ -37,7 +37,7 @@ class Fleet:
         self._stop.set()
         self._thread.join()
         self._pool.shutdown(wait=True)  # what is being started gets its end below
-        machines = [one.machine for one in self._cloud.instances.values() if one.machine is not None]
+        machines = [instance.machine for instance in self._cloud.instances.values() if instance.machine is not None]
         with ThreadPoolExecutor(_WORKERS) as pool:
             list(pool.map(Machine.remove, machines))
 
@@ -70,71 +70,72 @@ class Fleet:
         due: list[tuple[Instance, str]] = []
         with cloud.lock:
             now = cloud.clock.now_s()
-            for one in cloud.instances.values():
-                if one.terminated_at is not None:
+            for instance in cloud.instances.values():
+                if instance.terminated_at is not None:
                     continue
-                while one.planned and one.planned[0][0] <= now:
-                    due.append((one, one.planned.pop(0)[1]))
-                self._advance(one, now)
-        for one, fault in due:
-            if not one.is_ending:
-                self.inject(one, fault)
+                while instance.planned and instance.planned[0][0] <= now:
+                    due.append((instance, instance.planned.pop(0)[1]))
+                self._advance(instance, now)
+        for instance, fault in due:
+            if not instance.is_ending:
+                self.inject(instance, fault)
 
-    def _advance(self, one: Instance, now: float) -> None:
+    def _advance(self, instance: Instance, now: float) -> None:
         """Next step of one instance's processes, and its end once they are gone."""
-        if one.is_ending and one.processes in ("off", "ready"):
-            self._submit(one, "stopping", self._remove)
-        elif one.restarting and one.processes == "ready":
-            self._submit(one, "stopping", self._halt)
-        elif one.processes == "off" and one.wants_processes(now) and one.wrong is None:
-            self._submit(one, "starting", self._boot)
-        began = one.terminate_at
-        if began is not None and one.processes == "gone" and now >= began + self._cloud.settings.terminate_s:
-            one.terminated_at = now
+        if instance.is_ending and instance.processes in ("off", "ready"):
+            self._submit(instance, "stopping", self._remove)
+        elif instance.restarting and instance.processes == "ready":
+            self._submit(instance, "stopping", self._halt)
+        elif instance.processes == "off" and instance.wants_processes(now) and instance.wrong is None:
+            self._submit(instance, "starting", self._boot)
+        began = instance.terminate_at
+        if began is not None and instance.processes == "gone" and now >= began + self._cloud.settings.terminate_s:
+            instance.terminated_at = now
 
-    def _submit(self, one: Instance, state: str, work: Callable[[Instance], None]) -> None:
-        one.processes = state  # type: ignore[assignment]
-        self._pool.submit(work, one)
+    def _submit(self, instance: Instance, state: str, work: Callable[[Instance], None]) -> None:
+        instance.processes = state  # type: ignore[assignment]
+        self._pool.submit(work, instance)
 
-    def _boot(self, one: Instance) -> None:
+    def _boot(self, instance: Instance) -> None:
         """In the pool: write the files on the first boot, start sshd."""
         cloud = self._cloud
         try:
-            if one.machine is None:
+            if instance.machine is None:
                 machine = Machine(
-                    self._folder / one.id, programs=self._programs, address=one.address, port=self._ssh_port,
-                    hostname=one.hostname, cache=self._cache,
+                    self._folder / instance.id, programs=self._programs, address=instance.address, port=self._ssh_port,
+                    hostname=instance.hostname, cache=self._cache,
                 )  # fmt: skip
-                one.machine = machine
+                instance.machine = machine
                 rows = [
-                    cloud.file_systems.find(region=one.region, file_system_id=m["file_system_id"]) for m in one.mounts
+                    cloud.file_systems.find(region=instance.region, file_system_id=m["file_system_id"])
+                    for m in instance.mounts
                 ]
                 machine.prepare(
-                    public_keys=one.public_keys,
-                    gpus=make_gpus(one.type.gpu, one.type.gpus, one.hardware),
+                    public_keys=instance.public_keys,
+                    gpus=make_gpus(instance.type.gpu, instance.type.gpus, instance.hardware),
                     mounts=[(row["name"], cloud.file_systems.folder(row)) for row in rows],
                 )
-                if cloud.is_broken(one.hardware):
+                if cloud.is_broken(instance.hardware):
                     machine.break_cuda()
-            one.machine.start()
-        except (TrainmasterError, OSError) as wrong:
+            instance.machine.start()
+        except (TrainmasterError, OSError) as error:
             with cloud.lock:
-                one.wrong, one.processes = str(wrong), "off"
+                instance.wrong, instance.processes = str(error), "off"
             return
         with cloud.lock:
-            one.processes = "ready"
+            instance.processes = "ready"
 
-    def _halt(self, one: Instance) -> None:
+    def _halt(self, instance: Instance) -> None:
         """In the pool: end the processes for a restart."""
-        assert one.machine is not None
-        one.machine.stop()
+        assert instance.machine is not None
+        instance.machine.stop()
         with self._cloud.lock:
-            one.restarting, one.processes = False, "off"
+            instance.restarting, instance.processes = False, "off"
 
-    def _remove(self, one: Instance) -> None:
+    def _remove(self, instance: Instance) -> None:
         """In the pool: end the processes and delete the files."""
-        if one.machine is not None:
-            one.machine.remove()
-            self._cloud.release_address(one.address)
+        if instance.machine is not None:
+            instance.machine.remove()
+            self._cloud.release_address(instance.address)
         with self._cloud.lock:
-            one.processes = "gone"
+            instance.processes = "gone"

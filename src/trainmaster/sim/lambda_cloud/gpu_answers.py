@@ -44,13 +44,13 @@ class Gpu:
 
 def make_gpus(model: GpuModel | None, count: int, hardware: str) -> list[Gpu]:
     """GPUs of the hardware of this name; the same name gives the same serials."""
-    found = []
+    gpus = []
     for index in range(count):
         assert model is not None
         digest = hashlib.sha256(f"{hardware} {index}".encode()).hexdigest()
         uuid = f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
-        found.append(Gpu(index=index, model=model, serial=f"165{int(digest[:8], 16) % 10**10:010d}", uuid=uuid))
-    return found
+        gpus.append(Gpu(index=index, model=model, serial=f"165{int(digest[:8], 16) % 10**10:010d}", uuid=uuid))
+    return gpus
 
 
 def answers(gpus: list[Gpu]) -> Mapping[str, str]:

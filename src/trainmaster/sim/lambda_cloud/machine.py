@@ -98,9 +98,9 @@ class Machine:
         until = time.monotonic() + _READY_S
         while not self._listens():
             if self._init.poll() is not None or time.monotonic() > until:
-                said = Path(log).read_text(errors="replace")[-500:] if Path(log).exists() else ""
+                log_text = Path(log).read_text(errors="replace")[-500:] if Path(log).exists() else ""
                 self.stop()
-                raise UsageError(f"sshd at {self.address} port {self.port} did not start: {said}")
+                raise UsageError(f"sshd at {self.address} port {self.port} did not start: {log_text}")
             time.sleep(0.01)
 
     def stop(self) -> None:
@@ -207,10 +207,10 @@ def _is_sshd(pid: int) -> bool:
 
 def remove_leftovers(folder: Path) -> int:
     """End the processes and delete the files of instances that a killed simulator left below `folder`."""
-    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    for path in found:
+    folders = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    for path in folders:
         processes.kill_recorded(path)
-    processes.kill_marked(path.name for path in found)
-    for path in found:
+    processes.kill_marked(path.name for path in folders)
+    for path in folders:
         shutil.rmtree(path, ignore_errors=True)
-    return len(found)
+    return len(folders)

@@ -42,13 +42,13 @@ def _get_instance(cloud: Cloud, instance_id: str, _: Body) -> Any:
 
 def _rename_instance(cloud: Cloud, instance_id: str, body: Body) -> Any:
     with cloud.lock:
-        found = cloud.find(instance_id)
+        instance = cloud.find(instance_id)
         if "name" not in body:
             raise invalid("name: missing.")
-        if found.foreign:
-            cloud.foreign_touched.append(f"rename {found.id}")
-        found.name = str(body["name"])
-        return _show(cloud, found)
+        if instance.foreign:
+            cloud.foreign_touched.append(f"rename {instance.id}")
+        instance.name = str(body["name"])
+        return _show(cloud, instance)
 
 
 def _launch(cloud: Cloud, _: str, body: Body) -> Any:
@@ -56,13 +56,13 @@ def _launch(cloud: Cloud, _: str, body: Body) -> Any:
 
 
 def _terminate(cloud: Cloud, _: str, body: Body) -> Any:
-    found = cloud.terminate(body["instance_ids"])
-    return {"terminated_instances": [_show(cloud, instance) for instance in found]}
+    instances = cloud.terminate(body["instance_ids"])
+    return {"terminated_instances": [_show(cloud, instance) for instance in instances]}
 
 
 def _restart(cloud: Cloud, _: str, body: Body) -> Any:
-    found = cloud.restart(body["instance_ids"])
-    return {"restarted_instances": [_show(cloud, instance) for instance in found]}
+    instances = cloud.restart(body["instance_ids"])
+    return {"restarted_instances": [_show(cloud, instance) for instance in instances]}
 
 
 def _list_ssh_keys(cloud: Cloud, _: str, __: Body) -> Any:

@@ -37,25 +37,25 @@ def marked(ids: Iterable[str]) -> set[int]:
     configs = [f"/{name}/sshd_config".encode() for name in wanted]
     parents = {pid: int(fields[1]) for pid in _pids() if (fields := _stat(pid))}
     titles = {pid: title for pid in parents if (title := _read(pid, "cmdline")).startswith(b"sshd: ")}
-    found = {pid for pid in parents if marks & set(_read(pid, "environ").split(b"\0"))}
-    for pid in tuple(found):
+    pids = {pid for pid in parents if marks & set(_read(pid, "environ").split(b"\0"))}
+    for pid in tuple(pids):
         while (pid := parents.get(pid, 0)) in titles:
-            found.add(pid)
-    found |= {pid for pid, title in titles.items() if any(config in title for config in configs)}
-    while below := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= below
-    return found - {os.getpid()}
+            pids.add(pid)
+    pids |= {pid for pid, title in titles.items() if any(config in title for config in configs)}
+    while below := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= below
+    return pids - {os.getpid()}
 
 
 def kill_marked(ids: Iterable[str]) -> None:
     """Kill until these instances have no process."""
     wanted, until = list(ids), time.monotonic() + _KILL_S
-    while wanted and (found := marked(wanted)):
-        for pid in found:
+    while wanted and (pids := marked(wanted)):
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
-            raise TimeoutError(f"processes {sorted(found)} of simulated instances cannot be killed")
+            raise TimeoutError(f"processes {sorted(pids)} of simulated instances cannot be killed")
         time.sleep(0.01)
 
 
@@ -67,8 +67,8 @@ def record(folder: Path, pid: int) -> None:
 def kill_recorded(folder: Path) -> None:
     """End the recorded first process of an instance, and with it all its descendants, if it still runs."""
     try:
-        found = json.loads((folder / "process.json").read_text())
-        pid, started = int(found["pid"]), found["start_time"]
+        record = json.loads((folder / "process.json").read_text())
+        pid, started = int(record["pid"]), record["start_time"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # killed before it was written; the mark finds its processes
     until = time.monotonic() + _KILL_S

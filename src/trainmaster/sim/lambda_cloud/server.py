@@ -31,8 +31,8 @@ class Server(http.server.ThreadingHTTPServer):
         self._guard = threading.Lock()
         try:
             super().__init__(("127.0.0.1", port), _Handler)
-        except OSError as wrong:
-            raise UsageError(f"port {port} cannot be used ({wrong.strerror}); choose another with --port") from None
+        except OSError as error:
+            raise UsageError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="sim-http", daemon=True)
 
     @property

@@ -109,15 +109,15 @@ class Simulator:
 
     def environment(self) -> dict[str, str]:
         """Variables that point the target `lambda` at this simulator."""
-        found = {
+        variables = {
             "LAMBDA_API_URL": self.url,
             "LAMBDA_API_KEY_FILE": str(self.api_key_file),
             "LAMBDA_SSH_PORT": str(self.ssh_port),
             "LAMBDA_SSH_USER": getpass.getuser(),
         }
         if self.settings.time_factor > 1:
-            found["LAMBDA_PACE"] = f"{self.settings.time_factor:g}"
-        return found
+            variables["LAMBDA_PACE"] = f"{self.settings.time_factor:g}"
+        return variables
 
     def _respond(self, request: Request) -> Answer:
         return (self.admin if request.path.startswith(PREFIX) else self._answering).answer(request)

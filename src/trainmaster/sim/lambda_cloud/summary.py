@@ -25,17 +25,17 @@ def summarise(cloud: Cloud, requests: Requests, limits: Limits) -> dict[str, Any
     """All numbers, for the admin path, `--json` and the last lines of the command."""
     with cloud.lock:
         now = cloud.clock.now_s()
-        ours = [one for one in cloud.instances.values() if not one.foreign]
-        left = [one for one in ours if one.terminated_at is None and one.preempted_at is None]
+        ours = [instance for instance in cloud.instances.values() if not instance.foreign]
+        left = [instance for instance in ours if instance.terminated_at is None and instance.preempted_at is None]
         return {
             "simulated_s": round(now, 3),
             "launches": len(ours),
-            "by_status": dict(Counter(one.status(now) for one in ours)),
-            "instance_minutes": round(sum(one.billed_s(now) for one in ours) / 60, 3),
-            "billed_minutes": sum(one.billed_minutes(now) for one in ours),
-            "cost_usd": round(sum(one.cost_usd(now) for one in ours), 4),
-            "not_terminated": [one.id for one in left],
-            "cost_usd_not_terminated": round(sum(one.cost_usd(now) for one in left), 4),
+            "by_status": dict(Counter(instance.status(now) for instance in ours)),
+            "instance_minutes": round(sum(instance.billed_s(now) for instance in ours) / 60, 3),
+            "billed_minutes": sum(instance.billed_minutes(now) for instance in ours),
+            "cost_usd": round(sum(instance.cost_usd(now) for instance in ours), 4),
+            "not_terminated": [instance.id for instance in left],
+            "cost_usd_not_terminated": round(sum(instance.cost_usd(now) for instance in left), 4),
             "launches_with_equal_tags": _count_equal_tags(ours),
             "foreign_touched": list(cloud.foreign_touched),
             "requests": sum(requests.by_status.values()),
@@ -50,31 +50,31 @@ def summarise(cloud: Cloud, requests: Requests, limits: Limits) -> dict[str, Any
 
 def _count_equal_tags(ours: list[Instance]) -> int:
     """Launches whose tags an earlier launch had: a client that tags each launch with a nonce launched twice."""
-    seen = [sorted((tag["key"], tag["value"]) for tag in one.tags) for one in ours if one.tags]
+    seen = [sorted((tag["key"], tag["value"]) for tag in instance.tags) for instance in ours if instance.tags]
     return sum(tags in seen[:number] for number, tags in enumerate(seen))
 
 
-def describe(cloud: Cloud, one: Instance) -> dict[str, Any]:
+def describe(cloud: Cloud, instance: Instance) -> dict[str, Any]:
     """One instance with what the vendor's API does not show."""
     with cloud.lock:
         now = cloud.clock.now_s()
         return {
-            "id": one.id,
-            "name": one.name,
-            "status": one.status(now),
-            "type": one.type.name,
-            "region": one.region,
-            "address": one.address,
-            "hardware": one.hardware,
-            "tags": [dict(tag) for tag in one.tags],
-            "foreign": one.foreign,
-            "ended_by": one.ended_by,
-            "processes": one.processes,
-            "home": str(one.machine.home) if one.machine else None,
-            "launched_at_s": round(one.launched_at, 3),
-            "terminated_at_s": one.terminated_at,
-            "billed_minutes": one.billed_minutes(now),
-            "cost_usd": round(one.cost_usd(now), 4),
-            "faults": list(one.injected),
-            "wrong": one.wrong,
+            "id": instance.id,
+            "name": instance.name,
+            "status": instance.status(now),
+            "type": instance.type.name,
+            "region": instance.region,
+            "address": instance.address,
+            "hardware": instance.hardware,
+            "tags": [dict(tag) for tag in instance.tags],
+            "foreign": instance.foreign,
+            "ended_by": instance.ended_by,
+            "processes": instance.processes,
+            "home": str(instance.machine.home) if instance.machine else None,
+            "launched_at_s": round(instance.launched_at, 3),
+            "terminated_at_s": instance.terminated_at,
+            "billed_minutes": instance.billed_minutes(now),
+            "cost_usd": round(instance.cost_usd(now), 4),
+            "faults": list(instance.injected),
+            "wrong": instance.wrong,
         }

@@ -100,21 +100,21 @@ def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path | Non
         return cache
     _say(order, b"need\n")
     data = _receive(int(order["size"]), until)
-    here = work / "package"
-    zipfile.ZipFile(io.BytesIO(data)).extractall(here)
-    if _digest_of(here) != order["digest"]:
+    unpacked = work / "package"
+    zipfile.ZipFile(io.BytesIO(data)).extractall(unpacked)
+    if _digest_of(unpacked) != order["digest"]:
         raise SystemExit("the package was damaged in transit")
     # Renamed in one step, on the same file system: many machines may share this home folder and do so at once. A full
     # or read-only home does not prevent the check.
     part = cache.with_name(f".{order['nonce']}")
     with contextlib.suppress(OSError):
-        shutil.copytree(here, part)
+        shutil.copytree(unpacked, part)
         if cache.exists():  # damaged: moved aside, so that no process sees a mixture
             cache.rename(cache.with_name(f".old-{order['nonce']}"))
             shutil.rmtree(cache.with_name(f".old-{order['nonce']}"), ignore_errors=True)
         part.rename(cache)
     shutil.rmtree(part, ignore_errors=True)
-    return here
+    return unpacked
 
 
 def _digest_of(folder: Path) -> str | None:

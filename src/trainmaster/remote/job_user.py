@@ -48,14 +48,14 @@ _CREDENTIALS_IN_URL = re.compile(r"://[^\s/@]+@")
 
 def job_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The part of the server's environment that its jobs get."""
-    asked = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
-    return {name: value for name, value in environment.items() if name in asked or _passes(name, value)}
+    passed = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
+    return {name: value for name, value in environment.items() if name in passed or _passes(name, value)}
 
 
 def find_given(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of the server that TRAINMASTER_JOB_ENV gives to every job. Their values are secrets."""
-    asked = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
-    return {name: environment[name] for name in sorted(asked) if environment.get(name)}
+    passed = {name for name in re.split(r"[,\s]+", environment.get(PASSED, "")) if name}
+    return {name: environment[name] for name in sorted(passed) if environment.get(name)}
 
 
 def find_secrets(spec: JobSpec) -> dict[str, str]:

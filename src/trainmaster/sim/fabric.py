@@ -81,8 +81,8 @@ class Fabric:
         }
         for fault in shape.faults:
             if fault.name not in known[fault.kind]:
-                some = ", ".join(sorted(known[fault.kind])[:3]) or "n000-n001"
-                raise UsageError(f"fault {fault.kind}:{fault.name}: there is no such part; there are {some} …")
+                examples = ", ".join(sorted(known[fault.kind])[:3]) or "n000-n001"
+                raise UsageError(f"fault {fault.kind}:{fault.name}: there is no such part; there are {examples} …")
         self._random = random.Random(f"fabric {shape.seed}")  # noqa: S311 (a simulation, not a secret)
         self._lasting = {node: math.exp(self._random.gauss(0, shape.spread)) for node in self.nodes}
 

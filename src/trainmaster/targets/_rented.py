@@ -111,7 +111,7 @@ class Rented:
         except NoPython as error:  # waiting changes no image, and each minute is paid
             action = f"choose another image (rent.image) or name its Python ({access.python_setting})"
             raise TargetError(f"{error.reason}; {action}") from None
-        return {**ready, "hosts": [{**item, "gpus": some} for item, some in zip(hosts, gpus, strict=True)]}
+        return {**ready, "hosts": [{**item, "gpus": serials} for item, serials in zip(hosts, gpus, strict=True)]}
 
     async def submit(self, submission: Submission) -> Handle:
         """As over SSH; a machine that the listing shows as gone is not waited for."""
@@ -171,7 +171,7 @@ class Rented:
 
     async def release(self, handle: Handle) -> None:
         """Terminate every machine of the attempt until the listing shows none of them."""
-        shared, attempt, asked = self._shared(), str(handle["attempt"]), set[str]()
+        shared, attempt, requested = self._shared(), str(handle["attempt"]), set[str]()
         since, until = datetime.now(UTC), time.monotonic() + _RELEASE_S
         while True:
             try:
@@ -186,9 +186,9 @@ class Rented:
             if not left:
                 await self._rented_ssh().close(handle)
                 return
-            if fresh := [instance.id for instance in left if instance.state in _LIVE and instance.id not in asked]:
+            if fresh := [instance.id for instance in left if instance.state in _LIVE and instance.id not in requested]:
                 await shared.provider.terminate(fresh)
-                asked.update(fresh)
+                requested.update(fresh)
             if time.monotonic() > until:
                 words = ", ".join(instance.id for instance in left)
                 raise Unreachable(f"{self._word}: {words} is asked to terminate and still listed")
@@ -212,7 +212,7 @@ class Rented:
         for instance in live:
             if instance.label is not None:
                 ours.setdefault(instance.label.attempt, []).append(instance)
-        owned = [_owned(attempt, some) for attempt, some in ours.items()]
+        owned = [_owned(attempt, instances) for attempt, instances in ours.items()]
         return [*owned, *(_foreign(instance) for instance in live if instance.label is None)]
 
     async def preview(self, spec: JobSpec) -> str:
@@ -316,16 +316,16 @@ def _is_of(instance: Instance, attempt: str, handle: Handle) -> bool:
     )
 
 
-def _owned(attempt: str, some: Sequence[Instance]) -> Owned:
-    label = some[0].label
+def _owned(attempt: str, instances: Sequence[Instance]) -> Owned:
+    label = instances[0].label
     assert label is not None
     handle = {
         "attempt": attempt,
         "nodes": [],
         "home": label.home,
-        "instances": [{"id": instance.id, "name": instance.name} for instance in some],
+        "instances": [{"id": instance.id, "name": instance.name} for instance in instances],
     }
-    return Owned(attempt=attempt, handle=handle, what="; ".join(map(_words, some)))
+    return Owned(attempt=attempt, handle=handle, what="; ".join(map(_words, instances)))
 
 
 def _foreign(instance: Instance) -> Owned:

@@ -48,10 +48,10 @@ def judge_outcomes(
             reason = outcome.reason if isinstance(outcome, NodeUnavailable) else "cut off after rank 0 had ended"
             findings.append(error(f"{names[number]}: {reason}", action="log in and look at it", device=names[number]))
             continue
-        for local, ran in enumerate(outcome):
-            if ran.code != 0 and not judge_peer(ran):
+        for local, result in enumerate(outcome):
+            if result.code != 0 and not judge_peer(result):
                 rank = number * per_node + local
-                why = f"rank {rank} on {names[number]} ended with {ran.code}: {last_line(ran.err)}"
+                why = f"rank {rank} on {names[number]} ended with {result.code}: {last_line(result.err)}"
                 findings.append(judge.judge_end(why, device=f"rank{rank}"))
     checks = [CheckResult(check="accept_ranks", findings=tuple(findings), took_s=0.0)]
     overall = judge_overall(checks, planned=judge.CHECKS)
@@ -76,9 +76,9 @@ def not_whole(document: Mapping[str, Any], *, world: int) -> Finding:
     return error(reason, action="see which ranks took part: `ranks` in results.json; run again")
 
 
-def judge_peer(ran: Result) -> bool:
+def judge_peer(result: Result) -> bool:
     """Whether a rank ended because another one did."""
-    return any(word in ran.err for word in ("Connection closed by peer", "Connection reset by peer"))
+    return any(word in result.err for word in ("Connection closed by peer", "Connection reset by peer"))
 
 
 def find_documents(text: str) -> list[dict[str, Any]]:

@@ -211,12 +211,12 @@ def _read_part(part: Part, path: Path) -> dict[str, Any]:
     """The record of a finished part: it must be of this part, and its verdict that of its document."""
     record = _load(path)
     try:
-        asked = [record["name"], record["kind"], record["words"], record["env"]]
+        kept_part = [record["name"], record["kind"], record["words"], record["env"]]
         kept_verdict = record["overall"], record["exit_code"], type(record["run"]), type(record["took_s"])
         verdict = verdict_of(record["document"])
     except (KeyError, ValueError, AttributeError):
         raise UsageError(f"{path}: damaged; remove it to measure again") from None
-    if asked != [part.name, part.kind, list(part.words), dict(part.env)]:
+    if kept_part != [part.name, part.kind, list(part.words), dict(part.env)]:
         raise UsageError(f"{path}: the result of another command; remove it to measure again")
     if kept_verdict != (str(verdict), exit_code(verdict), int, float):
         raise UsageError(f"{path}: damaged: its verdict is not that of its document; remove it to measure again")

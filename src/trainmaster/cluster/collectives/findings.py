@@ -98,9 +98,9 @@ def _speed(plan: Plan, report: Report, judged: Sequence[Finding]) -> Iterator[Fi
 def _curves(plan: Plan, rows: Sequence[Row]) -> Iterator[Finding]:
     """Rows measured before the run broke: kept, not judged."""
     for name in dict.fromkeys(row.collective for row in rows):
-        of = [row for row in rows if row.collective == name]
-        reason = f"{name}: {len(of)} sizes measured before the run broke; not judged"
-        yield skip(reason, proof=reason, collective=name, **_values(plan, of, ""))
+        measured = [row for row in rows if row.collective == name]
+        reason = f"{name}: {len(measured)} sizes measured before the run broke; not judged"
+        yield skip(reason, proof=reason, collective=name, **_values(plan, measured, ""))
 
 
 def _values(plan: Plan, rows: Sequence[Row], transport: str) -> dict[str, Any]:
@@ -138,13 +138,13 @@ def _evidence(plan: Plan, outcomes: Sequence[Outcome]) -> dict[int, str]:
     return by_rank
 
 
-def _end_of(ran: Result) -> str | None:
-    if ran.code is None:
-        if ran.state in ("T", "t"):
+def _end_of(result: Result) -> str | None:
+    if result.code is None:
+        if result.state in ("T", "t"):
             return "its process is stopped (SIGSTOP, or a debugger holds it)"
         return None  # still running: it waits like the others
-    if ran.code < 0 and ran.code != _ABORT:
-        return f"its process was killed by signal {-ran.code}"
+    if result.code < 0 and result.code != _ABORT:
+        return f"its process was killed by signal {-result.code}"
     return None
 
 
@@ -165,11 +165,11 @@ def _attribute(plan: Plan, outcomes: Sequence[Outcome], evidence: Mapping[int, s
     first = outcomes[0]
     printed = _last_output(first[0]) if isinstance(first, Sequence) else "nothing"
     bad = [
-        f"rank {number * plan.per_node + local} on {plan.nodes[number].name}: {_last_output(ran)}"
+        f"rank {number * plan.per_node + local} on {plan.nodes[number].name}: {_last_output(result)}"
         for number, outcome in enumerate(outcomes)
         if isinstance(outcome, Sequence)
-        for local, ran in enumerate(outcome)
-        if ran.code not in (0, None) and (number or local)
+        for local, result in enumerate(outcome)
+        if result.code not in (0, None) and (number or local)
     ]
     others = f"; {'; '.join(bad[:3])}" if bad else ""
     reason = f"{plan.world} ranks on {len(plan.nodes)} nodes gave no report; rank 0 printed: {printed}{others}"
@@ -177,6 +177,6 @@ def _attribute(plan: Plan, outcomes: Sequence[Outcome], evidence: Mapping[int, s
     return [error(reason, action=action)]
 
 
-def _last_output(ran: Result) -> str:
-    how = "still running at the deadline" if ran.code is None else f"ended with {ran.code}"
-    return f"{last_line(ran.err)} ({how})"
+def _last_output(result: Result) -> str:
+    how = "still running at the deadline" if result.code is None else f"ended with {result.code}"
+    return f"{last_line(result.err)} ({how})"

@@ -208,7 +208,7 @@ def keep_output(folder: Path, plan: Plan, outcomes: Sequence[Outcome]) -> None:
     for number, outcome in enumerate(outcomes):
         if not isinstance(outcome, Sequence):
             continue
-        for local, ran in enumerate(outcome):
+        for local, result in enumerate(outcome):
             name = f"rank-{number * plan.per_node + local}-{plan.nodes[number].name}"
-            (folder / f"{name}.out").write_text(ran.out, encoding="utf-8", errors="replace")
-            (folder / f"{name}.err").write_text(ran.err, encoding="utf-8", errors="replace")
+            (folder / f"{name}.out").write_text(result.out, encoding="utf-8", errors="replace")
+            (folder / f"{name}.err").write_text(result.err, encoding="utf-8", errors="replace")

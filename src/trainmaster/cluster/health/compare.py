@@ -51,7 +51,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
             continue
         total, (common, having) = len(values), groups[0]
         # Among nodes of one kind the kind is named: 3 of 16 nodes may be all that have this GPU.
-        of = f"nodes with {kind}" if rule.alike else "nodes"
+        among = f"nodes with {kind}" if rule.alike else "nodes"
         if len(having) * 2 <= total:
             sides = "; ".join(f"{_show(value, rule)} on {_list(names)}" for value, names in groups)
             action = f"decide which {rule.words} is right and bring all nodes to it"
@@ -61,7 +61,7 @@ def drift(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[Finding]:
         for value, names in groups[1:]:
             for node in names:
                 reason = f"{rule.words} {_show(value, rule)}{_odd_devices(alike, node, common, rule)}; "
-                reason += f"{len(having)} of {total} {of} have {_show(common, rule)}"
+                reason += f"{len(having)} of {total} {among} have {_show(common, rule)}"
                 say = fail if rule.judge(value, common) is Verdict.FAIL else warn
                 finding = say(
                     reason,
@@ -90,8 +90,8 @@ def _one_machine_twice(facts: Sequence[Fact]) -> list[Finding]:
     """Nodes that report the same GPU: one machine under several names, or copies of one capture."""
     uuids = [fact for fact in facts if fact.check == "gpu_count" and fact.name == "uuid" and fact.value]
     shared: dict[tuple[str, ...], str] = {}
-    for uuid, of in group(uuids, lambda fact: str(fact.value)).items():
-        names = tuple(sorted({fact.node for fact in of}))
+    for uuid, same_uuid in group(uuids, lambda fact: str(fact.value)).items():
+        names = tuple(sorted({fact.node for fact in same_uuid}))
         if len(names) > 1:
             shared.setdefault(names, uuid)
     action = "list each machine once; if these are two, capture them again"

@@ -149,8 +149,8 @@ def _find_faults(bundle: Path, health: ClusterHealth) -> list[str]:
     faults += _find_repeated(bundle, health)
     names = {*health.asked, *(node.node for node in health.nodes), *(node.node for node in health.silent)}
     known = {capture_folder(bundle, name).name for name in names}
-    there = sorted(path.name for path in (bundle / "nodes").glob("*") if path.is_dir())
-    faults += [f"there is a capture of {name}, which is not part of the run" for name in there if name not in known]
+    captures = sorted(path.name for path in (bundle / "nodes").glob("*") if path.is_dir())
+    faults += [f"there is a capture of {name}, which is not part of the run" for name in captures if name not in known]
     return faults
 
 

@@ -125,13 +125,13 @@ def gather_by(
             return nodes, await asyncio.gather(*(query_node(node, query) for node in nodes))
 
     started_at, started = datetime.now().astimezone().isoformat(timespec="seconds"), time.monotonic()
-    asked, answers = run(query_all())
+    queried, answers = run(query_all())
     nodes = tuple(item for item in answers if isinstance(item, NodeHealth))
     return ClusterHealth(
-        asked=tuple(node.name for node in asked),
+        asked=tuple(node.name for node in queried),
         nodes=nodes,
         silent=tuple(item for item in answers if isinstance(item, Silent)),
-        cluster=(*(compare.compare(nodes) if len(asked) > 1 else ()), *compare_offer(asked, nodes)),
+        cluster=(*(compare.compare(nodes) if len(queried) > 1 else ()), *compare_offer(queried, nodes)),
         started_at=started_at,
         took_s=round(time.monotonic() - started, 3),
     )

@@ -23,15 +23,17 @@ def find_unreported(nodes: Sequence[NodeHealth], facts: Sequence[Fact]) -> list[
         words = rule.words if rule is not None else f"{number.unit} {number.words}" if number is not None else name
         having = {fact.node for fact in alike if fact.value is not None}
         for kind in sorted({kinds[node] for node in having}):
-            of = [node for node in having if kinds[node] == kind]
+            peers = [node for node in having if kinds[node] == kind]
             lacking = sorted(
                 node
                 for node, of_kind in kinds.items()
                 if of_kind == kind and node not in having and (node, check) in passed
             )
-            if len(of) <= len(lacking):
+            if len(peers) <= len(lacking):
                 continue
-            reason = f"{check} reports no {words}, and {len(of)} of {len(of) + len(lacking)} equal nodes report it"
+            reason = (
+                f"{check} reports no {words}, and {len(peers)} of {len(peers) + len(lacking)} equal nodes report it"
+            )
             action = f"run {check} on this node alone and compare what its tool prints with another node"
             findings += [error(reason, action=action, device=node, what=name) for node in lacking]
     return findings
@@ -41,8 +43,8 @@ def find_domains(facts: Sequence[Fact]) -> list[Finding]:
     """Nodes outside the NVLink domain of their peers. Domains of several nodes each are racks, and no fault."""
     fabric_facts = [fact for fact in facts if fact.check == "gpu_fabric" and fact.name in ("cluster_uuid", "clique")]
     domains = {
-        node: (_only(of, "cluster_uuid"), _only(of, "clique"))
-        for node, of in group(fabric_facts, lambda fact: fact.node).items()
+        node: (_only(node_facts, "cluster_uuid"), _only(node_facts, "clique"))
+        for node, node_facts in group(fabric_facts, lambda fact: fact.node).items()
     }
     kinds = {fact.node: fact.kind for fact in fabric_facts}
     findings = []
@@ -51,16 +53,16 @@ def find_domains(facts: Sequence[Fact]) -> list[Finding]:
             [node for node, domain in domains.items() if kinds[node] == kind and domain[0]], domains.__getitem__
         )
         total = sum(map(len, by_domain.values()))
-        joined = sum(len(of) for (uuid, _), of in by_domain.items() if uuid.strip("0-"))
-        for (uuid, clique), of in by_domain.items():
+        joined = sum(len(members) for (uuid, _), members in by_domain.items() if uuid.strip("0-"))
+        for (uuid, clique), members in by_domain.items():
             if not uuid.strip("0-") and joined * 2 > total:
                 reason = f"its GPUs are in no NVLink domain, and {joined} of {total} equal nodes are in one"
                 action = "restart the fabric manager and IMEX of the rack; look at its NVLink switches"
-                findings += [fail(reason, action=action, device=node, what="cluster_uuid") for node in of]
-            elif uuid.strip("0-") and len(of) == 1 and total > 2 and len(by_domain) < total:
+                findings += [fail(reason, action=action, device=node, what="cluster_uuid") for node in members]
+            elif uuid.strip("0-") and len(members) == 1 and total > 2 and len(by_domain) < total:
                 reason = f"it is alone in its NVLink domain ({uuid}, clique {clique}) among {total} equal nodes"
                 action = "if it stands in the rack of the others, reset its GPUs; if not, check each rack separately"
-                findings.append(warn(reason, action=action, device=of[0], what="cluster_uuid"))
+                findings.append(warn(reason, action=action, device=members[0], what="cluster_uuid"))
     return findings
 
 

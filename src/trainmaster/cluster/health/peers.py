@@ -46,8 +46,8 @@ def _outliers(numbers: Sequence[Fact], rule: Peer, among: str) -> list[Finding]:
     undecided: list[Finding] = []
     best = [
         finding
-        for of in group(numbers, lambda fact: fact.device).values()
-        for finding in _far_from_best(of, rule, among)
+        for device_facts in group(numbers, lambda fact: fact.device).values()
+        for finding in _far_from_best(device_facts, rule, among)
     ]
     for finding in [*_far_from_median(numbers, rule, among), *best]:
         key = (finding.device, finding.values["on"])

@@ -108,7 +108,7 @@ async def _is_created(client: Client, item: Object) -> bool:
     collection, _, name = path_of_object(item).rpartition("/")
     listed = (await client.list(collection, fieldSelector=f"metadata.name={name}"))["items"]
     mine = item["metadata"]["labels"][names.ATTEMPT_LABEL]
-    return any(_labels(there["metadata"]).get(names.ATTEMPT_LABEL) == mine for there in listed)
+    return any(_labels(existing["metadata"]).get(names.ATTEMPT_LABEL) == mine for existing in listed)
 
 
 async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str, Object]]:
@@ -122,7 +122,9 @@ async def find(client: Client, namespace: str, job_name: str) -> list[tuple[str,
         except Missing:  # this kind is not installed
             continue
         all_metadata = [item["metadata"] for item in listed["items"]]
-        listed_objects += [(f"{path}/{each['name']}", each) for each in all_metadata if not each.get("ownerReferences")]
+        listed_objects += [
+            (f"{path}/{metadata['name']}", metadata) for metadata in all_metadata if not metadata.get("ownerReferences")
+        ]
     return listed_objects
 
 

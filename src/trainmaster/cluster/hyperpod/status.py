@@ -132,9 +132,9 @@ async def check_cluster(client: Client, namespace: str, manifest: list[Object]) 
         "service_account": _check_account(client, namespace, spec),
     }
     results = []
-    for name, asked in checks.items():
+    for name, check in checks.items():
         try:
-            finding = await asked
+            finding = await check
         except TrainmasterError as exc:
             finding = error(str(exc), action="see the missing rights with: trainmaster cluster rights")
         results.append(CheckResult(check=name, findings=(finding,), took_s=0.0))

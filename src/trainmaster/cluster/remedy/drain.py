@@ -91,13 +91,13 @@ def run(scheduler: Scheduler, command: Sequence[str]) -> str:
     if scheduler.run is not None:
         return asyncio.run(_run_there(scheduler.run, command))
     try:
-        ran = Host().run(*command, timeout_s=TIMEOUT_S)
+        result = Host().run(*command, timeout_s=TIMEOUT_S)
     except HostError as error:
         raise TargetError(str(error)) from None
-    if ran.exit_code:
-        output = " ".join((ran.stderr or ran.stdout).split())[:300]
-        raise TargetError(f"{shlex.join(command)} ended with {ran.exit_code}: {output}")
-    return ran.stdout
+    if result.exit_code:
+        output = " ".join((result.stderr or result.stdout).split())[:300]
+        raise TargetError(f"{shlex.join(command)} ended with {result.exit_code}: {output}")
+    return result.stdout
 
 
 async def _run_there(run: RunCommand, command: Sequence[str]) -> str:

@@ -75,11 +75,15 @@ def _adapt(settings: Settings) -> Settings:
     )  # fmt: skip
 
 
-def plan(nodes: SageMakerNodes, asked: CheckRequest, *, tests: bool, attempt: str, folder: Path) -> Submission:
+def plan(nodes: SageMakerNodes, check_request: CheckRequest, *, tests: bool, attempt: str, folder: Path) -> Submission:
     """The training job. `tests`: EFA, nccl-tests and collectives after the checks of each host."""
-    settings, expect = nodes.settings, asked.expect
-    words = ["--own-ranks", "--level", str(asked.level), "--to", _results(settings, attempt), "--out", "health"]
-    words += ["--expect-json", json.dumps(expect), *(word for name in asked.planned for word in ("--only", name))]
+    settings, expect = nodes.settings, check_request.expect
+    words = ["--own-ranks", "--level", str(check_request.level), "--to", _results(settings, attempt), "--out", "health"]
+    words += [
+        "--expect-json",
+        json.dumps(expect),
+        *(word for name in check_request.planned for word in ("--only", name)),
+    ]
     words += [] if tests else ["--alone"]
     for option, name in (("--expect-transport", "transport"), ("--min-busbw", "busbw_gbps")):
         words += [option, str(expect[name])] if expect.get(name) is not None else []
@@ -88,7 +92,7 @@ def plan(nodes: SageMakerNodes, asked: CheckRequest, *, tests: bool, attempt: st
         target="sagemaker",
         resources=Resources(nodes=nodes.count, processes_per_node=1),
         preflight=Preflight(level=0),
-        limits=Limits(timeout_s=min(asked.timeout_s, settings.max_runtime_s), stall_minutes=None, grace_s=10.0),
+        limits=Limits(timeout_s=min(check_request.timeout_s, settings.max_runtime_s), stall_minutes=None, grace_s=10.0),
         command=(settings.python, *PROGRAM, *words),
         env={"TRAINING_JOB_NAME": names.object_name(attempt)},
     )
@@ -97,7 +101,7 @@ def plan(nodes: SageMakerNodes, asked: CheckRequest, *, tests: bool, attempt: st
 
 def gather(
     nodes: SageMakerNodes,
-    asked: CheckRequest,
+    check_request: CheckRequest,
     *,
     tests: bool,
     watch: Watch,
@@ -107,13 +111,13 @@ def gather(
 ) -> ClusterHealth:
     """Health of every host and the results between them. `on_state`: what the job does now; `on_note`: to be kept."""
     with tempfile.TemporaryDirectory(prefix="trainmaster-sagemaker-") as folder:
-        submission = plan(nodes, asked, tests=tests, attempt=f"{uuid.uuid4()}.1", folder=Path(folder))
+        submission = plan(nodes, check_request, tests=tests, attempt=f"{uuid.uuid4()}.1", folder=Path(folder))
         job = _Job(nodes, submission, captures=bundle is not None, on_state=on_state, on_note=on_note)
-        health = gather_by(_open(job, nodes.nodes), asked, bundle=bundle, watch=watch)
+        health = gather_by(_open(job, nodes.nodes), check_request, bundle=bundle, watch=watch)
         watch.transfer.received_bytes += job.received_bytes
     assert job.end is not None
     answered = [node.node for node in health.nodes]
-    between = sagemaker_results.between(job.found, answered, level=asked.level, tests=tests)
+    between = sagemaker_results.between(job.found, answered, level=check_request.level, tests=tests)
     health = replace(health, cluster=(*health.cluster, *between))
     end = sagemaker_results.end(job.end, job.found, health, job.facts)
     return replace(health, cluster=(*health.cluster, end))
@@ -191,13 +195,13 @@ class _Job:
 
     async def watch(self) -> None:
         """Poll until the job is over, and note each answer as it comes."""
-        heard, shown, lost = time.monotonic(), "", "the watch over its training job was given up"
+        last_answer_at, shown, lost = time.monotonic(), "", "the watch over its training job was given up"
         try:
             while True:
                 poll = await self._poll()
                 if poll.state is not TargetState.UNKNOWN:
-                    heard = time.monotonic()
-                elif time.monotonic() - heard > _BLIND_S:
+                    last_answer_at = time.monotonic()
+                elif time.monotonic() - last_answer_at > _BLIND_S:
                     raise Unreachable(f"no state of training job {self.name} for {_BLIND_S:g} s: {poll.note}")
                 if poll.state.over:
                     self.end = poll
@@ -220,9 +224,9 @@ class _Job:
             sizes = dict(await inputs.list_objects(self._aws, self._bucket, folder))
         except Unreachable as error:
             return Poll(state=TargetState.UNKNOWN, note=str(error))
-        there = {host: sizes[f"{folder}{host}.json"] for host in self._hosts if f"{folder}{host}.json" in sizes}
-        if there.keys() > self._sizes.keys():
-            self._sizes = there
+        written = {host: sizes[f"{folder}{host}.json"] for host in self._hosts if f"{folder}{host}.json" in sizes}
+        if written.keys() > self._sizes.keys():
+            self._sizes = written
             self._changed.set()
             self._changed = asyncio.Event()
         return poll

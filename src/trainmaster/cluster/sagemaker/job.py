@@ -71,12 +71,12 @@ def read_job(env: Mapping[str, str]) -> Job:
 
 def rank_environment(job: Job, *, local_rank: int | None = None, per_node: int | None = None) -> dict[str, str]:
     """Torchrun's variables for one rank: this process's own, or one that it starts for a job without a distribution."""
-    each = per_node if per_node is not None else job.per_node
+    ranks_per_node = per_node if per_node is not None else job.per_node
     local = local_rank if local_rank is not None else job.local_rank
-    rank = job.rank if per_node is None else job.index * each + local
-    world = job.world if per_node is None else len(job.hosts) * each
+    rank = job.rank if per_node is None else job.index * ranks_per_node + local
+    world = job.world if per_node is None else len(job.hosts) * ranks_per_node
     return {
-        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(each),
+        "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(ranks_per_node),
         "GROUP_RANK": str(job.index), "GROUP_WORLD_SIZE": str(len(job.hosts)),
         "MASTER_ADDR": job.master[0], "MASTER_PORT": str(job.master[1]),
     }  # fmt: skip

@@ -166,13 +166,13 @@ def _exchange(
     for tool in _PINGPONG:
         with contextlib.suppress(HostError):
             limit_s = _PINGPONG_S + (wait_s if role == "server" else 0.0)
-            ran = host.run(tool, "-p", provider, "-e", "rdm", *words, timeout_s=limit_s)
-            raw = f"{ran.stdout}\n{ran.stderr}".strip()[:_RAW_CHARACTERS]
-            if ran.exit_code:
+            result = host.run(tool, "-p", provider, "-e", "rdm", *words, timeout_s=limit_s)
+            raw = f"{result.stdout}\n{result.stderr}".strip()[:_RAW_CHARACTERS]
+            if result.exit_code:
                 action = "check that the security group allows all traffic between its members, EFA included"
-                reason = f"the EFA test with {partner} ended with {ran.exit_code}"
+                reason = f"the EFA test with {partner} ended with {result.exit_code}"
                 return fail(reason, action=action, raw_output=raw, **values)
-            sizes = len(re.findall(r"^\d+[kmg]? +\d+[kmg]? +=\d", ran.stdout, flags=re.MULTILINE | re.IGNORECASE))
+            sizes = len(re.findall(r"^\d+[kmg]? +\d+[kmg]? +=\d", result.stdout, flags=re.MULTILINE | re.IGNORECASE))
             if not sizes:
                 reason = f"fi_pingpong with {partner} ended without a result for any message size"
                 return error(reason, action="run it by hand on both hosts", raw_output=raw, **values)
@@ -195,8 +195,8 @@ def _has_rdma(host: Host) -> bool:
 def _first(host: Host, tools: tuple[str, ...], *words: str) -> str | None:
     for tool in tools:
         with contextlib.suppress(HostError):
-            ran = host.run(tool, *words, timeout_s=30.0)
-            return f"{ran.stdout}\n{ran.stderr}"
+            result = host.run(tool, *words, timeout_s=30.0)
+            return f"{result.stdout}\n{result.stderr}"
     return None
 
 

@@ -79,9 +79,9 @@ def end(poll: Poll, sent: ClusterHealth | str, health: ClusterHealth, facts: Map
     return _result(JOB, [error(reason, action="read its logs in CloudWatch, then check again", **facts)])
 
 
-def _has_peers(jobs: Sequence[Finding], asked: Sequence[str]) -> bool:
+def _has_peers(jobs: Sequence[Finding], hosts: Sequence[str]) -> bool:
     """Whether there were ranks to measure between: several hosts, or several GPUs on one."""
-    return len(asked) > 1 or any(finding.values.get("world_size") != 1 for finding in jobs)
+    return len(hosts) > 1 or any(finding.values.get("world_size") != 1 for finding in jobs)
 
 
 def _result(check: str, findings: Sequence[Finding]) -> CheckResult:

@@ -136,8 +136,8 @@ class LoginNode:
         One that accounting does not show as over is asked for by its id, before it counts as gone.
         """
         jobs, note = await self._queue(), ""
-        there = {job.number for job in jobs}
-        if missing := [number for number in wanted if number not in there and number.isdecimal()]:
+        listed = {job.number for job in jobs}
+        if missing := [number for number in wanted if number not in listed and number.isdecimal()]:
             accounted: list[SlurmJob] = []
             try:
                 accounted = await self._account(f"--jobs={','.join(missing)}")

@@ -175,13 +175,13 @@ def _split(text: str, separator: str, cells: int, program: str) -> Iterator[list
     """Cells of each record. Names and comments may hold line breaks, ids and separators of other answers may not."""
     if not text.strip():
         return
-    pieces, each = text.split(separator), cells - 1
-    if len(pieces) == 1 or (len(pieces) - 1) % each:
+    pieces, per_row = text.split(separator), cells - 1
+    if len(pieces) == 1 or (len(pieces) - 1) % per_row:
         raise TargetError(f"{program} printed text that is not whole or not in the requested format: {text[:200]!r}")
     identity = pieces[0].rpartition("\n")[2]  # a plugin may print before the first
-    for first in range(1, len(pieces), each):
-        *middle, last = pieces[first : first + each]
-        if first + each < len(pieces):
+    for first in range(1, len(pieces), per_row):
+        *middle, last = pieces[first : first + per_row]
+        if first + per_row < len(pieces):
             last, _, following = last.rpartition("\n")
         else:
             last, following = last.removesuffix("\n"), ""

@@ -71,15 +71,15 @@ class Kubelet:
         )
 
     def _answer(self, address: str) -> tuple[str, bytes]:
-        path, asked = urlsplit(address).path.split("/"), parse_qs(urlsplit(address).query)
+        path, query = urlsplit(address).path.split("/"), parse_qs(urlsplit(address).query)
         lines = self._lines(path[2], path[3]) if len(path) == 5 and path[1] == "containerLogs" else None
         if lines is None:
             return "404 Not Found", b"no such container\n"
-        if since := asked.get("sinceTime"):
+        if since := query.get("sinceTime"):
             lines = [line for line in lines if line[0] >= datetime.fromisoformat(since[0])]
-        if tail := asked.get("tailLines"):
+        if tail := query.get("tailLines"):
             lines = lines[-int(tail[0]) :]
-        stamps = "timestamps" in asked
+        stamps = "timestamps" in query
         return "200 OK", b"".join((_stamp(at) if stamps else b"") + line + b"\n" for at, line in lines)
 
 

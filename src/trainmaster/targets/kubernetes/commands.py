@@ -53,12 +53,12 @@ async def run_command(
 
     `keep_open`: its standard input ends when the connection does, for a program that should end with it.
     """
-    asked = [("container", place.container), ("stdout", "true"), *(("command", word) for word in words)]
+    query = [("container", place.container), ("stdout", "true"), *(("command", word) for word in words)]
     # A terminal has one output: programs there write errors to the same screen.
-    asked += [("stdin", "true"), ("tty", "true")] if terminal is not None else [("stderr", "true")]
-    asked += [("stdin", "true")] if keep_open else []
+    query += [("stdin", "true"), ("tty", "true")] if terminal is not None else [("stderr", "true")]
+    query += [("stdin", "true")] if keep_open else []
     path = path_of("v1", "pods", namespace=place.namespace, name=place.pod) + "/exec"
-    socket = await client.open_socket(path, asked, _PROTOCOLS)
+    socket = await client.open_socket(path, query, _PROTOCOLS)
     typed = asyncio.create_task(_send(terminal, socket)) if terminal is not None else None
     try:
         return await _receive(socket, {_STDOUT: out, _STDERR: err}, place)

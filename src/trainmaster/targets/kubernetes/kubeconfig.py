@@ -164,8 +164,8 @@ def load_access(kubeconfig: str | None, context: str | None) -> Access:
 def find_files(listed: str) -> list[Path]:
     """Files of a list as KUBECONFIG has it. As kubectl does, those that are not there are left out, unless all are."""
     paths = [Path(path).expanduser() for path in listed.split(os.pathsep) if path]
-    there = [path for path in paths if not _is_missing(path)]
-    return there or paths[:1] or [Path(listed)]
+    existing = [path for path in paths if not _is_missing(path)]
+    return existing or paths[:1] or [Path(listed)]
 
 
 def _is_missing(path: Path) -> bool:

@@ -90,22 +90,25 @@ async def _query(client: Client, right: Right, namespace: str) -> bool:
         attributes["subresource"] = inner
     if not right.cluster:
         attributes["namespace"] = namespace
-    asked = {
+    review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
         "spec": {"resourceAttributes": attributes},
     }
-    answer = await client.post(_REVIEW, asked)
+    answer = await client.post(_REVIEW, review)
     return (answer.get("status") or {}).get("allowed") is True
 
 
 def role_objects(settings: Settings, *, shell: bool = False) -> list[Object]:
     """ServiceAccount with a Role in the namespace, and a ClusterRole that lists nodes."""
     namespace, wanted = settings.namespace, needed(settings, shell=shell)
-    here = {"name": NAME, "namespace": namespace}
+    own_metadata = {"name": NAME, "namespace": namespace}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
-    made: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(here)}]
-    for kind, metadata, inside in (("Role", here, False), ("ClusterRole", {"name": f"{NAME}-{namespace}"}, True)):
+    made: list[Object] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": dict(own_metadata)}]
+    for kind, metadata, inside in (
+        ("Role", own_metadata, False),
+        ("ClusterRole", {"name": f"{NAME}-{namespace}"}, True),
+    ):
         rules = _rules([right for right in wanted if right.cluster is inside])
         api = "rbac.authorization.k8s.io/v1"
         made.append({"apiVersion": api, "kind": kind, "metadata": dict(metadata), "rules": rules})

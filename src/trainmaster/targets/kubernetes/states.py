@@ -209,9 +209,9 @@ def has_started(pods: Sequence[Object]) -> bool:
     return any({"running", "terminated"} & set(container_state(pod)[0]) for pod in pods)
 
 
-def stopped_early(attempt: str, asked: str) -> Poll:
+def stopped_early(attempt: str, stop: str) -> Poll:
     """The end of an attempt that was asked to stop while it waited."""
-    word = asked.partition(":")[0]
+    word = stop.partition(":")[0]
     reason = Reason(word) if word in list(Reason) else Reason.USER_CANCELLED
     record = _made(attempt, reason, "stopped before any of its pods started", None)
     return Poll(state=TargetState.FAILED, exit=record, note=record.message)

@@ -94,9 +94,9 @@ class Kubernetes:
                 result = _see_replaced(pods, spool, handle) or result
             if not result.state.over and job is not None and is_complete(job):
                 result = await _see_removed(session, handle) or result
-            asked = spool.find(_STOP) if result.state is TargetState.WAITING and not has_started(pods) else None
-            if asked is not None:
-                result = stopped_early(str(handle["attempt"]), asked)
+            reason = spool.find(_STOP) if result.state is TargetState.WAITING and not has_started(pods) else None
+            if reason is not None:
+                result = stopped_early(str(handle["attempt"]), reason)
             if result.state.over:
                 return await self._end(session, handle, result)
             session.follow(handle)
@@ -126,12 +126,12 @@ class Kubernetes:
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         session = self._session(handle)
-        asked = session.spool(handle).mark(_STOP, reason)
+        first_reason = session.spool(handle).mark(_STOP, reason)
         for pod in await session.list_pods(str(handle["attempt"])):
             notes = pod["metadata"].get("annotations") or {}
             if names.STOP_ANNOTATION not in notes:
                 path = path_of("v1", "pods", namespace=session.namespace, name=pod["metadata"]["name"])
-                await session.client.merge(path, {"metadata": {"annotations": {names.STOP_ANNOTATION: asked}}})
+                await session.client.merge(path, {"metadata": {"annotations": {names.STOP_ANNOTATION: first_reason}}})
 
     async def release(self, handle: Handle) -> None:
         session = self._session(handle)

@@ -78,7 +78,7 @@ async def connect(
             proxy=access.proxy,
             additional_headers=[*headers, ("Accept", "*/*")],
             user_agent_header=f"trainmaster/{__version__}",
-            subprotocols=[Subprotocol(each) for each in protocols],
+            subprotocols=[Subprotocol(protocol) for protocol in protocols],
             compression=None,
             open_timeout=_CONNECT_S,
             close_timeout=_CLOSE_S,

@@ -105,8 +105,8 @@ class SageMaker:
             return Poll(state=TargetState.UNKNOWN, note=str(error))
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
-        nodes, each = int(handle["nodes"]), int(handle["ranks_per_node"])
-        node, name = find_stream(stream, nodes=nodes, ranks_per_node=each)
+        nodes, ranks_per_node = int(handle["nodes"]), int(handle["ranks_per_node"])
+        node, name = find_stream(stream, nodes=nodes, ranks_per_node=ranks_per_node)
         check_range(name, offset, limit)
         spool = self._follow(handle).spool
         if spool.find(_END) is not None and stream.startswith("outputs/"):

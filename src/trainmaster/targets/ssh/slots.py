@@ -64,17 +64,17 @@ class SlotTable:
 
     async def _request_all(self, session: Session) -> None:
         while self._waiting:
-            asked, self._waiting = self._waiting, {}
+            waiting, self._waiting = self._waiting, {}
             try:
-                offers = await self._offers(session, list(asked))
+                offers = await self._offers(session, list(waiting))
             except TargetError as error:
-                offers = dict.fromkeys(asked, error)
+                offers = dict.fromkeys(waiting, error)
             except BaseException:
-                for future in (*asked.values(), *self._waiting.values()):
+                for future in (*waiting.values(), *self._waiting.values()):
                     future.cancel()
                 self._waiting = {}
                 raise
-            for attempt, future in asked.items():
+            for attempt, future in waiting.items():
                 if not future.done():
                     future.set_result(offers[attempt])
 
@@ -98,8 +98,8 @@ async def claim(session: Session, attempt: str) -> bool:
 async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> list[Session]:
     """One slot on each of as many machines as wanted: first where it has one, then where its job was before."""
     tables = [_TABLES.setdefault(session, SlotTable()) for session in sessions]
-    asked = [table.request_offer(session, attempt) for table, session in zip(tables, sessions, strict=True)]
-    offers = await _collect(tables, asked, wanted)
+    futures = [table.request_offer(session, attempt) for table, session in zip(tables, sessions, strict=True)]
+    offers = await _collect(tables, futures, wanted)
     order = [
         (not offer.held, not offer.knows, position)
         for position, offer in enumerate(offers)
@@ -108,7 +108,7 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
     left = [position for *_, position in sorted(order)]
     taken: list[Session] = []
     while len(taken) < wanted:
-        chosen = [number for number in left if _is_open(tables[number], asked[number])][: wanted - len(taken)]
+        chosen = [number for number in left if _is_open(tables[number], futures[number])][: wanted - len(taken)]
         if len(taken) + len(chosen) < wanted:  # a part of them helps nobody, and would keep another job waiting
             pairs = zip(sessions, offers, strict=True)
             before = [session for session, offer in pairs if isinstance(offer, Offer) and offer.held]
@@ -130,18 +130,18 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
 
 
 async def _collect(
-    tables: Sequence[SlotTable], asked: Sequence[asyncio.Future[Offer | TargetError]], wanted: int
+    tables: Sequence[SlotTable], futures: Sequence[asyncio.Future[Offer | TargetError]], wanted: int
 ) -> list[Offer | TargetError]:
     """Offers of all machines. After a while, those that are late are waited for only until the others are enough."""
-    until, waiting = time.monotonic() + _PATIENCE_S, set(asked)
+    until, waiting = time.monotonic() + _PATIENCE_S, set(futures)
     while waiting:
         left_s = until - time.monotonic()
         how = asyncio.ALL_COMPLETED if left_s > 0 else asyncio.FIRST_COMPLETED
         _, waiting = await asyncio.wait(waiting, timeout=left_s if left_s > 0 else None, return_when=how)
-        if sum(_is_open(table, future) for table, future in zip(tables, asked, strict=True)) >= wanted:
+        if sum(_is_open(table, future) for table, future in zip(tables, futures, strict=True)) >= wanted:
             break
     late = Unreachable("it has not answered yet")
-    return [future.result() if future.done() else late for future in asked]
+    return [future.result() if future.done() else late for future in futures]
 
 
 def _is_open(table: SlotTable, future: asyncio.Future[Offer | TargetError]) -> bool:

@@ -191,11 +191,11 @@ class Ssh:
 
     def _nodes(self, handle: Handle) -> list[Session]:
         """Sessions with the machines of an attempt. One that left the hosts file cannot be asked any more."""
-        there = {node.host.name: node for node in self._sessions()}
-        missing = [name for name in handle["nodes"] if name not in there]
+        by_name = {node.host.name: node for node in self._sessions()}
+        missing = [name for name in handle["nodes"] if name not in by_name]
         if missing:
             raise Unreachable(f"ssh: {', '.join(missing)} is no longer in {self._path}; put it back until the job ends")
-        return [there[name] for name in handle["nodes"]]
+        return [by_name[name] for name in handle["nodes"]]
 
 
 def plan_on(hosts: Sequence[SshHost], placement: Placement) -> Submission:

@@ -119,7 +119,7 @@ def test_the_retention_deletes_old_jobs_and_drafts(
         (tmp_path / "storage" / name).write_bytes(b"x")
         os.utime(tmp_path / "storage" / name, (time.time() - age_s,) * 2)
     monkeypatch.setenv(maintain.RETAIN_VARIABLE, "30")
-    maintain._look(db, tmp_path, open_store(tmp_path / "storage"))
+    maintain._sweep(db, tmp_path, open_store(tmp_path / "storage"))
     assert jobs.find_job(db, old) is None and jobs.find_job(db, young) is not None
     assert sorted(p.name for p in (tmp_path / "storage").iterdir() if p.is_file()) == [".part-new", "kept"]
     with pytest.raises(UsageError, match="no number of days"):
@@ -183,6 +183,6 @@ def test_a_job_whose_files_cannot_be_removed_does_not_keep_the_others(
 
     refused: list[str] = []
     monkeypatch.setattr(store, "delete", refuse)
-    maintain._look(db, tmp_path, store)
+    maintain._sweep(db, tmp_path, store)
     left = [job for job in both if jobs.find_job(db, job) is not None]
     assert refused and len(left) == 1 and left[0] in refused[0]

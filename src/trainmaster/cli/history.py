@@ -43,12 +43,12 @@ def history(
         added = journal.record(place, remedy_text.load(bundle))
         _console.note(f"recorded {bundle}" if added else f"{bundle} was recorded before")
     if serial is not None:
-        _one(place, serial, as_json)
+        _show_gpu(place, serial, as_json)
     else:
-        _all(place, 2 if repeat else 1, as_json)
+        _show_offenders(place, 2 if repeat else 1, as_json)
 
 
-def _all(home: Path, least: int, as_json: bool) -> None:
+def _show_offenders(home: Path, least: int, as_json: bool) -> None:
     from rich.table import Table
 
     from trainmaster.cluster.health import journal
@@ -77,7 +77,7 @@ def _all(home: Path, least: int, as_json: bool) -> None:
     _console.out.print(table)
 
 
-def _one(home: Path, word: str, as_json: bool) -> None:
+def _show_gpu(home: Path, word: str, as_json: bool) -> None:
     from rich.table import Table
 
     from trainmaster.cluster.health import journal

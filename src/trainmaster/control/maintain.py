@@ -31,7 +31,7 @@ RETAIN_VARIABLE = "TRAINMASTER_RETAIN_DAYS"  # final jobs older than this are de
 _FILES = ("secret.key", "notify.yaml")
 _STORAGE = "storage"
 _DRAFT_AGE_S = 24 * 3600.0  # no write of a whole file takes longer
-_LOOK_S = 3600.0
+_SWEEP_S = 3600.0
 
 log = logging.getLogger(__name__)
 
@@ -134,14 +134,14 @@ async def run(db: Database, home: Path, storage: Store, *, stop: asyncio.Event) 
     """Sweep drafts and hold the retention until `stop` is set. An error is logged and tried again."""
     while not stop.is_set():
         try:
-            await asyncio.to_thread(_look, db, home, storage)
+            await asyncio.to_thread(_sweep, db, home, storage)
         except Exception:
             log.exception("maintenance failed; trying again in an hour")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), _LOOK_S)
+            await asyncio.wait_for(stop.wait(), _SWEEP_S)
 
 
-def _look(db: Database, home: Path, storage: Store) -> None:
+def _sweep(db: Database, home: Path, storage: Store) -> None:
     swept = sweep_drafts(home)
     if swept:
         log.info("%d drafts of interrupted writes removed", swept)

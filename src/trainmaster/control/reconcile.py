@@ -113,7 +113,7 @@ async def _loop(
             running: list[RunningRow] = []
             try:
                 renew = time.monotonic() - renewed > leases.LENGTH_S / 3
-                due, running, renewed_now = await asyncio.to_thread(_look, context.db, liveness, renew=renew)
+                due, running, renewed_now = await asyncio.to_thread(_take_leases, context.db, liveness, renew=renew)
                 liveness.beat()
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
@@ -141,8 +141,8 @@ async def _loop(
         await tail.close()
 
 
-def _look(db: Database, liveness: Liveness, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
-    """Hold our leases, take those that are free, and say which jobs need a step now, and which only an ear."""
+def _take_leases(db: Database, liveness: Liveness, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
+    """Hold our leases, take those that are free, and list the jobs that need a step now and those that only run."""
     dead = find_dead(leases.others(db, liveness.token))
     if renew or leases.wanted(db, liveness.token, dead=dead):
         with failpoints.around("commit lease"), db.write() as conn:

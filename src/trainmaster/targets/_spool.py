@@ -184,7 +184,7 @@ def _safe(name: str) -> str | None:
 
 
 def _parse_uncopied(line: bytes) -> FileSize | None:
-    """An output that stayed in the pod; None where the line is none of ours: a workload can print one too."""
+    """An output that stayed in the pod; None where the line is not ours: a workload can print such a line too."""
     try:
         name, fault = json.loads(line)
     except (ValueError, TypeError, RecursionError):

@@ -79,7 +79,7 @@ class Commands:
 
 
 def failure(words: Sequence[str], result: CommandResult) -> TargetError:
-    """What a command that failed means for the one who asked."""
+    """The error for a command that failed, by what Slurm printed."""
     output = " ".join((result.err or result.out).split())[:500] or "it printed nothing"
     text = f"slurm: {words[0]} ended with {result.code}: {output}"
     if _NO_CONTACT.search(output):

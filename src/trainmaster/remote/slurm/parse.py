@@ -190,7 +190,7 @@ def _split(text: str, separator: str, cells: int, program: str) -> Iterator[list
 
 
 def _expand(identity: str, **facts: Any) -> Iterator[SlurmJob]:
-    """The job, or each task of an array. One whose id has another form is left out: it is none of ours."""
+    """The job, or each task of an array. A job whose id has another form is left out: it is not ours."""
     match = _ID.fullmatch(identity)
     if match is None:
         return

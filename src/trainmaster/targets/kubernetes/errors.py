@@ -41,7 +41,7 @@ class Denied(TargetError):
 
 
 def refusal(status: int, body: Any, *, what: str) -> TrainmasterError:
-    """The error for an answer that is none."""
+    """The error for a request that the API server refused."""
     document = body if isinstance(body, Mapping) else {}
     text = str(document.get("message") or f"status {status}")[:1000]
     if status == 404:

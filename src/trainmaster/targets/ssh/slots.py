@@ -40,7 +40,7 @@ class SlotTable:
         self._asking: asyncio.Task[None] | None = None
 
     def request_offer(self, session: Session, attempt: str) -> asyncio.Future[Offer | TargetError]:
-        """The offer to an attempt, or why there is none. Who gives up waiting does not end it for the others."""
+        """The offer to an attempt, or the error. A caller that stops waiting does not cancel it for the others."""
         future = self._waiting.setdefault(attempt, asyncio.get_running_loop().create_future())
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._request_all(session), name=f"ssh {session.host.name}: offers")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spawns
 
 def check(folder: Path, machine: Path) -> subprocess.CompletedProcess[str]:
     program = folder / "trainmaster"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m trainmaster "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trainmaster "$@"\n')
     program.chmod(0o755)
     argv = [str(CI / "check.sh"), str(folder / "history"), "--replay", str(machine), "--level", "1", "--strict"]
     env = {**os.environ, "TRAINMASTER": str(program), "TRAINMASTER_HOME": str(folder / "home")}

@@ -255,7 +255,7 @@ def test_a_pod_that_is_evicted_during_its_checks_is_told_as_that(
     settings, begun = nodes.settings("default"), nodes.kube.folder / "shared" / "begun"
     hangs = begun.with_name("hangs")
     hangs.write_text(
-        f"#!{settings['python']}\nimport os, sys, time\n"
+        f"#!/bin/sh\n'''exec' \"{settings['python']}\" \"$0\" \"$@\"\n' '''\nimport os, sys, time\n"
         "if 'bootstrap' in sys.argv[2]:\n    open('/shared/begun', 'w').close()\n    time.sleep(600)\n"
         f"os.execv({settings['python']!r}, [{settings['python']!r}, *sys.argv[1:]])\n"
     )

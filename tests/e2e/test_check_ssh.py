@@ -119,7 +119,7 @@ def test_each_refusal_is_told_apart_and_the_healthy_host_completes(hosts: Lab) -
     scripts = {
         "old": "#!/bin/sh\necho trainmaster-needs-3.11 3.6 >&2; exit 1\n",
         "rubbish": "#!/bin/sh\nyes rubbish | head -c 3000000\n",
-        "noisy": f'#!/bin/sh\necho welcome to this machine\nexec {sys.executable} "$@"\n',
+        "noisy": f'#!/bin/sh\necho welcome to this machine\nexec "{sys.executable}" "$@"\n',
     }
     for name, text in scripts.items():
         (hosts.folder / name).write_text(text)
@@ -173,7 +173,7 @@ def stuck_tools(folder: Path) -> tuple[Path, str]:
     tools, marker, python = folder / "tools", f"stuck-{os.getpid()}", folder / "python-with-tools"
     tools.mkdir()
     (tools / "nvidia-smi").write_text(f"#!/bin/sh\nsetsid sh -c 'sleep 987; : {marker}' &\nsleep 987\n")
-    python.write_text(f'#!/bin/sh\nPATH={tools}:$PATH exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPATH={tools}:$PATH exec "{sys.executable}" "$@"\n')
     for path in (tools / "nvidia-smi", python):
         path.chmod(0o755)
     return python, marker

@@ -129,7 +129,7 @@ def rows(pid: int) -> int:
 def test_a_round_of_pairs_measures_and_one_that_cannot_talk_is_none(hosts: Lab) -> None:
     """The ranks of one are told of an interface that is not there: its SSH is well, and nobody can talk to it."""
     deaf = hosts.folder / "deaf-python"
-    deaf.write_text(f'#!/bin/sh\nGLOO_SOCKET_IFNAME=none0 exec {sys.executable} "$@"\n')
+    deaf.write_text(f'#!/bin/sh\nGLOO_SOCKET_IFNAME=none0 exec "{sys.executable}" "$@"\n')
     deaf.chmod(0o755)
     entries = [{**entry, "rack": "r1"} for entry in all_hosts(hosts)]
     entries += [{**entries[2], "name": "deaf", "python": str(deaf)}]

@@ -146,9 +146,9 @@ def test_the_prolog_drains_a_node_that_fails_before_a_job_starts_on_it(
 ) -> None:
     script = Path(__file__).parents[2] / "deploy" / "slurm" / "node-check.sh"
     conf = tmp_path / "node-check.conf"
-    conf.write_text(f'PYTHON={sys.executable}\nCHECKS="--only open_files --expect {EXPECTED}"\n')
-    variables = f"SLURM_CONF={slurm.conf} NODE_CHECK_CONF={conf} PYTHONPATH={Path(trainmaster.__file__).parents[1]}"
-    slurm.set_prolog(f"exec env PATH={PATH} {variables} {script}")
+    conf.write_text(f'PYTHON="{sys.executable}"\nCHECKS="--only open_files --expect {EXPECTED}"\n')
+    variables = f"SLURM_CONF={slurm.conf} NODE_CHECK_CONF={conf} PYTHONPATH='{Path(trainmaster.__file__).parents[1]}'"
+    slurm.set_prolog(f"exec env PATH={PATH} {variables} '{script}'")
     try:
         assert slurm.call("srun", "-w", "n3", "-N1", "echo", "started") == "started\n", "a healthy node runs the job"
         slurm.call("srun", "--immediate=20", "-w", sick, "-N1", "echo", "started", check=False)

@@ -42,7 +42,7 @@ def health(url: str) -> dict[str, str]:
 def test_1100_half_open_connections_stop_neither_api_nor_reconciler(tmp_path: Path) -> None:
     home, log = tmp_path / "home", tmp_path / "server.log"
     env = {**os.environ, "PYTHONPATH": SOURCE, "TRAINMASTER_HOME": str(home)}
-    command = f"ulimit -n 1024; exec {sys.executable} -m trainmaster serve --port 0"
+    command = f"ulimit -n 1024; exec '{sys.executable}' -m trainmaster serve --port 0"
     with log.open("wb") as out:
         server = subprocess.Popen(["bash", "-c", command], env=env, stdout=out, stderr=out)
     halves = []

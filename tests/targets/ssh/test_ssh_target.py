@@ -220,7 +220,7 @@ def test_nodes_that_cannot_reach_each_other_start_nothing(
     hosts_file: Path, tmp_path: Path, place: Any, run: Any, reserve: Any
 ) -> None:
     alone = tmp_path / "python-without-network"
-    alone.write_text(f'#!/bin/sh\nexec unshare -n {sys.executable} "$@"\n')
+    alone.write_text(f'#!/bin/sh\nexec unshare -n "{sys.executable}" "$@"\n')
     alone.chmod(0o755)
     target = edit(hosts_file, lambda document: document["hosts"][1].update(python=str(alone)))
     submission = target.plan(place("echo up", resources={"nodes": 2}))

@@ -123,7 +123,7 @@ def test_files_that_are_not_there_and_empty_ones_are_left_out(tmp_path: Path, mo
     with pytest.raises(UsageError, match="is empty"):
         load(monkeypatch, empty, gone)
     (tmp_path / "list").write_text("[1]")
-    with pytest.raises(UsageError, match="or it is none"):
+    with pytest.raises(UsageError, match="empty, or not a kubeconfig"):
         load(monkeypatch, str(tmp_path / "list"), whole)
 
 

@@ -173,7 +173,7 @@ def test_attempts_of_a_job_resume(
     job = submitting.submit(db, parse_spec(spec))
     folder = tmp_path / "jobs" / job.id / "attempts"
 
-    async def reconcile() -> None:
+    async def drive() -> None:
         stop = asyncio.Event()
         loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.1))
         while not (now := find_job(db, job.id)).status.final:  # type: ignore[union-attr]
@@ -185,7 +185,7 @@ def test_attempts_of_a_job_resume(
         assert (now.status, now.attempts) == (Status.COMPLETED, 1 + len(moments)), (now.reason, now.message)
 
     try:
-        asyncio.run(reconcile())
+        asyncio.run(drive())
     finally:
         db.close()
     files = [folder / str(number + 1) / "events.jsonl" for number in range(1 + len(moments))]

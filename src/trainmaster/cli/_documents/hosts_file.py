@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.cluster.sagemaker.check import SageMakerNodes
@@ -69,6 +68,8 @@ def _load(word: str, verb: str) -> Target:
     if traits is None or traits.here or not traits.has(verb) or (traits.required and not option):
         raise UsageError(_refuse(word, verb))
     if traits.names_file(word):
+        from trainmaster.documents import yaml_file
+
         yaml_file.load(Path(option))  # what cannot be read is told before anything begins
     return targets.load(word)
 

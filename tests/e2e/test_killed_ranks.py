@@ -23,6 +23,7 @@ import pytest
 
 from fork_server import ForkServer
 from train.runs import Ranks
+from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.datasets import Shape
 from trainmaster.datasets._shuffle import shuffled
 from trainmaster.datasets.corpus import index as _index

@@ -61,7 +61,7 @@ def _show(preset: str, variant: str, options: argparse.Namespace) -> bool:
 def _losses(preset: str, variant: Mapping[str, Any], options: argparse.Namespace) -> Any:
     import torch
 
-    from trainmaster.core.schedule import learning_rate
+    from trainmaster.core.config.schedule import learning_rate
     from trainmaster.train.compute import build_model, forward_backward
     from trainmaster.train.feed import Feed
     from trainmaster.train.optimizer import build_optimizer, update
@@ -104,8 +104,8 @@ def _world(device: str) -> Any:
 
 
 def _config(preset: str, variant: Mapping[str, Any], options: argparse.Namespace) -> Any:
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import TrainConfig
 
     mapping: dict[str, Any] = {
         "model": {"preset": preset},

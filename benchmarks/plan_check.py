@@ -107,8 +107,8 @@ def measure(case: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]
     import torch
 
     from trainmaster.core import gpus
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import TrainConfig
     from trainmaster.estimate import Cluster, estimate
     from trainmaster.train import loop
     from trainmaster.train.parallel import shard

@@ -305,8 +305,8 @@ def run_peer(case: Case, side: str, *, steps: int, device: str) -> None:
 def _try_way(way: Callable[..., list[float]], case: Case, *, steps: int, device: str) -> dict[str, Any]:
     import torch
 
+    from trainmaster.core.config.train import ModelConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import ModelConfig
 
     times, note = [], ""
     with contextlib.suppress(torch.OutOfMemoryError):
@@ -337,8 +337,8 @@ def _train_hf(case: Case, *, steps: int, device: str, recompute: bool, liger: bo
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from trainmaster.core.config.train import ModelConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import ModelConfig
     from trainmaster.models.hf_config import to_hf
 
     kind: Any = AutoModelForCausalLM
@@ -368,8 +368,8 @@ def _train_titan(case: Case, *, steps: int, device: str, recompute: bool) -> lis
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
+    from trainmaster.core.config.train import ModelConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import ModelConfig
 
     config = build(ModelConfig, {"preset": case.preset, **case.model})
     model_module, args_module = _titan_modules()
@@ -454,8 +454,8 @@ def _time_peer(model: Any, loss: Callable[[], Any], *, steps: int, device: str) 
 
 
 def _config(case: Case, device: str) -> Any:
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import TrainConfig
 
     far = 1_000_000  # nothing but steps within the timed ones
     return build(

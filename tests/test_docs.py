@@ -17,9 +17,9 @@ import yaml
 
 from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli.main import build as build_cli
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.documents import yaml_file
 
 ROOT = Path(__file__).parents[1]

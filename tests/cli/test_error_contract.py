@@ -390,7 +390,7 @@ def save_results(path: Path) -> Path:
 def save_checkpoint(folder: Path) -> Path:
     import torch
 
-    from trainmaster.core.train_config import ModelConfig
+    from trainmaster.core.config.train import ModelConfig
     from trainmaster.models.family import weight_shapes
     from trainmaster.train.checkpoint.weights import save_weights
 

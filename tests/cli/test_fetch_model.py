@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from client.served import serve
 from trainmaster.cli.main import build
 from trainmaster.control import checkpoints
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models.family import weight_shapes
 from trainmaster.store import jobs
 from trainmaster.store.migrate import open_database

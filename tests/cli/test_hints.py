@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from trainmaster.cli import check
+from trainmaster.cli.health import check
 from trainmaster.cli.main import build
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, ok, skip

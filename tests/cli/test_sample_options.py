@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainmaster.cli.main import build
-from trainmaster.cli.train import join_options
+from trainmaster.cli.training.train import join_options
 from trainmaster.core.errors import SpecError
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import trainmaster
-from trainmaster.cli.serve import _listen
+from trainmaster.cli.server.serve import _listen
 from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
 from trainmaster.store import jobs

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from trainmaster.bench.accept.options import Options
-from trainmaster.cli.accept import render_file
+from trainmaster.cli.health.accept import render_file
 from trainmaster.cluster.acceptance import files
 from trainmaster.core.errors import UsageError
 

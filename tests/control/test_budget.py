@@ -15,8 +15,8 @@ import pytest
 
 from trainmaster.control import budget, reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.core.cost import add_up, month_of
 from trainmaster.core.errors import OverBudget
+from trainmaster.core.money.cost import add_up, month_of
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.store import attempts, jobs, outbox, tables

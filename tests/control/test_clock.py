@@ -16,7 +16,7 @@ from trainmaster.control import budget, reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.control.clock import FILE, Clock
 from trainmaster.control.deadlines import Deadlines
-from trainmaster.core.cost import Span, add_up
+from trainmaster.core.money.cost import Span, add_up
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.store import attempts, costs, jobs, leases, tables

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from trainmaster.core.config.parallel import largest_divisor
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.parallel_config import largest_divisor
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 
 HUGE = 10**12
 

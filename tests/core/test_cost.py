@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.core.cost import (
+from trainmaster.core.money.cost import (
     Amount,
     Mark,
     Span,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.train_config import TrainConfig
 
 
 def optimizer(**config: Any) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.core import lambda_api
-from trainmaster.core.lambda_api import find_faults, find_operation, operations, schema
+from trainmaster.core.vendors import lambda_api
+from trainmaster.core.vendors.lambda_api import find_faults, find_operation, operations, schema
 
 ROOT = Path(__file__).parents[2]
 OPENAPI = os.environ.get("TRAINMASTER_LAMBDA_OPENAPI")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.train_config import TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fsdp-options.md"
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.expect import Expect, parse_expect
 from trainmaster.core.plan import ExitRecord, Plan
 from trainmaster.core.schema import build, describe, to_plain, to_stated
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason
-from trainmaster.core.train_config import TrainConfig
 
 GOOD = {"name": "trial", "resources": {"processes_per_node": 2}, "train": {"steps": 40}}
 

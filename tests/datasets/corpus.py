@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.schema import build
 from trainmaster.datasets import Rows, Shape, Source, load
 from trainmaster.datasets.corpus.index import Index

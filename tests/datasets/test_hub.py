@@ -69,7 +69,7 @@ hub = Hub({"datasets/me/c4": folder / "data"}).__enter__()
 os.environ["HF_ENDPOINT"] = hub.url
 import datasets
 datasets.config.STREAMING_READ_RETRY_INTERVAL = datasets.config.STREAMING_READ_SERVER_UNAVAILABLE_RETRY_INTERVAL = 0.01
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.core.schema import build
 from trainmaster.datasets import Shape, load

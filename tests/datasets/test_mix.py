@@ -9,7 +9,7 @@ import pytest
 from corpus import make, row_texts, source, texts
 from test_stream_shards import stream
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.schema import build
 from trainmaster.datasets import Shape

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainmaster import datasets
+from trainmaster.core.config.train import DataConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.train_config import DataConfig
 from trainmaster.datasets import Rows, Shape, Source, load
 
 EVERY = pytest.mark.parametrize("name", ["tales"])
@@ -37,7 +37,7 @@ def test_the_context_width_reaches_the_source(name: str) -> None:
 @EVERY
 def test_another_process_reads_the_same_sample(name: str) -> None:
     code = (
-        "import sys; from trainmaster import datasets; from trainmaster.core.train_config import DataConfig\n"
+        "import sys; from trainmaster import datasets; from trainmaster.core.config.train import DataConfig\n"
         "shape = datasets.Shape(sequence_tokens=99, batch_sequences=4)\n"
         "source = datasets.load(DataConfig(source=sys.argv[1], seed=4), shape)\n"
         "print(source.rows([12345]).tokens[0].tolist())"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from corpus import pairs, row_texts, texts
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.schema import build
 from trainmaster.datasets import Shape

@@ -18,7 +18,7 @@ from trainmaster.cluster.sagemaker import job as sagemaker
 from trainmaster.cluster.sagemaker import node as sagemaker_node
 from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth
-from trainmaster.core.prices import Prices, Rate
+from trainmaster.core.money.prices import Prices, Rate
 from trainmaster.core.results import CheckResult, ok
 from trainmaster.node.host import Host
 from trainmaster.report.health import build

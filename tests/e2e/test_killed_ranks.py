@@ -25,10 +25,10 @@ from fork_server import ForkServer
 from train.runs import Ranks
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
 

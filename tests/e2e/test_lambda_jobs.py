@@ -17,8 +17,8 @@ from trainmaster import targets
 from trainmaster.cli.main import build
 from trainmaster.control import failpoints
 from trainmaster.control import submit as submitting
-from trainmaster.core.lambda_api import Operation
 from trainmaster.core.states import Reason, Status
+from trainmaster.core.vendors.lambda_api import Operation
 from trainmaster.sim.lambda_cloud import operations
 from trainmaster.sim.lambda_cloud.answering import Answer, Request
 from trainmaster.sim.lambda_cloud.simulator import Simulator

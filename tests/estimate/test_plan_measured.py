@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trainmaster import estimate as estimates
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import find_gpu
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, calibration, estimate
 
 DOCUMENT = tomllib.loads((Path(estimates.__file__).parent / "data" / "estimate.toml").read_text())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import describe
-from trainmaster.core.train_config import TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "fsdp-options.md"
 # As the sample's arguments.py names them.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import find_gpu, gpus
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, calibration, choose, estimate, gpu_bytes, memory, speed
 from trainmaster.estimate.layout import setting_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import family, loss
 
 

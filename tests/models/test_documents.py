@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import family
 from trainmaster.models.attend import attend, look_back
 from trainmaster.models.decoder import Decoder

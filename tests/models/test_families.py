@@ -7,9 +7,9 @@ from math import prod
 import pytest
 import torch
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family
 from trainmaster.models.decoder import Decoder
 from trainmaster.models.moe.experts import MixtureOfExperts, balance_loss

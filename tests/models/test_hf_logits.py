@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family, hf
 from trainmaster.models.decoder import Decoder
 from trainmaster.models.hf_config import from_hf, to_hf

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import hf
 from trainmaster.models.family import weight_shapes
 from trainmaster.models.hf_config import from_hf, model_type, to_hf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import family
 from trainmaster.models.decoder import Decoder, count_parameters
 

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family, hf
 from trainmaster.models.decoder import Decoder, count_parameters
 from trainmaster.models.hf_config import model_type, to_hf
@@ -152,7 +152,7 @@ def alone() -> Iterator[None]:
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.usefixtures("alone")
 def test_the_trainer_shards_every_block_by_itself_and_nothing_changes(name: str) -> None:
-    from trainmaster.core.train_config import TrainConfig
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.train.compute import build_model, sum_of_losses
     from trainmaster.train.feed import Batch
     from trainmaster.train.parallel.rank_info import RankInfo
@@ -186,7 +186,7 @@ def test_no_family_needs_torch_for_a_plan() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from trainmaster.core import presets\n"
         "from trainmaster.core.schema import build\n"
-        "from trainmaster.core.train_config import TrainConfig\n"
+        "from trainmaster.core.config.train import TrainConfig\n"
         "from trainmaster.estimate import Cluster, estimate\n"
         "for name in presets.names():\n"
         "    config = build(TrainConfig, {'model': {'preset': name}})\n"
@@ -214,8 +214,8 @@ def test_a_folder_of_models_with_presets_is_a_family() -> None:
     ],
 )
 def test_a_family_that_cannot_be_is_refused(model: dict[str, object], says: str) -> None:
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.core.errors import SpecError
-    from trainmaster.core.train_config import TrainConfig
 
     with pytest.raises(SpecError) as caught:
         build(TrainConfig, {"model": model})

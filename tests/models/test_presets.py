@@ -6,10 +6,10 @@ from math import prod
 
 import pytest
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig, TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.models import family
 
 # The known sizes of these models, a tied head counted once; written down here apart from the data file: whoever changes

@@ -12,7 +12,7 @@ import pytest
 
 from report import healths
 from trainmaster.core.health import ClusterHealth
-from trainmaster.core.prices import Prices, Rate
+from trainmaster.core.money.prices import Prices, Rate
 from trainmaster.core.results import CheckResult, ok, skip
 from trainmaster.report import health as report
 from trainmaster.report.health import heatmap

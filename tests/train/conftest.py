@@ -13,7 +13,7 @@ import torch.distributed as dist
 from fork_server import ForkServer
 from s3_server import S3
 from sims.checkpoint_daemon import Daemon
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.train import loop
 from trainmaster.train.parallel import shard

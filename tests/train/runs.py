@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fork_server import ForkServer
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.watch.stop import Stop
 

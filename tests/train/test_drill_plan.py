@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from trainmaster.core.config.managed import ManagedConfig
+from trainmaster.core.config.train import CheckpointConfig, WatchConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.managed_config import ManagedConfig
-from trainmaster.core.train_config import CheckpointConfig, WatchConfig
 from trainmaster.train.drill import failpoints
 from trainmaster.train.drill import plan as plans
 from trainmaster.train.drill.plan import DrillPlan

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from sims.hub import Hub
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import DataError, SpecError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
 from trainmaster.datasets.corpus.prepare import Recipe, prepare
 from trainmaster.train.drill import sample_log

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainmaster.core.schedule import learning_rate
+from trainmaster.core.config.schedule import learning_rate
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets.tales import Tales
 from trainmaster.models import family
 from trainmaster.train.optimizer import build_optimizer, update

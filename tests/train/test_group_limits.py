@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from fork_server import ForkServer
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.parallel import shard
 from trainmaster.train.parallel.groups import open_group
 

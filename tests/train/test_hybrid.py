@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from trainmaster.core.config.parallel import ParallelConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.parallel_config import ParallelConfig
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.parallel.shard import World, build_mesh
 

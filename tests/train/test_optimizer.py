@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.core.schedule import learning_rate
-from trainmaster.core.train_config import ModelConfig, OptimizerConfig
+from trainmaster.core.config.schedule import learning_rate
+from trainmaster.core.config.train import ModelConfig, OptimizerConfig
 from trainmaster.models import family
 from trainmaster.train.optimizer import build_optimizer
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.decoder import Decoder
 from trainmaster.train.compute import build_model, forward_backward
 from trainmaster.train.feed import Batch

@@ -10,9 +10,9 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig, TrainConfig
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.estimate import memory, shapes
 from trainmaster.estimate.layout import setting_of
 from trainmaster.models import family, rope

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmaster.core.config.optimizer import OptimizerConfig
+from trainmaster.core.config.schedule import Plateau, learning_rate
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.optimizer_config import OptimizerConfig
-from trainmaster.core.schedule import Plateau, learning_rate
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.state import State
 
 from .runs import RunHere, StopAfter, tiny

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.core.watch_config import WatchConfig
+from trainmaster.core.config.watch import WatchConfig
 from trainmaster.train.watch.bad_steps import Decision, History, Range, decide, limits, pass_over
 
 CONFIG = WatchConfig(max_skipped=3, spike_history=8)

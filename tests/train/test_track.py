@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.watch_config import WatchConfig
 from trainmaster.train.metrics import tfevents, trackers
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog

@@ -1,4 +1,4 @@
-"""The command `trainmaster`: the verbs of this folder as one application, each behind the error boundary."""
+"""The command `trainmaster`: the verbs as one application, each behind the error boundary."""
 
 from __future__ import annotations
 
@@ -19,45 +19,13 @@ from typer.core import TyperCommand, TyperGroup
 from trainmaster import __version__, cli
 from trainmaster.cli._views import boundary, target_option
 
-# The order of the help page: the way a user meets the verbs. A verb that is not named here comes last.
+# The folders of verbs, and the order of the help page: the way a user meets them. A verb that is not named comes last.
+_GROUPS = ("health", "training", "jobs", "server")
 _ORDER = (
-    "demo",
-    "examples",
-    "check",
-    "bandwidth",
-    "accept",
-    "cluster",
-    "baseline",
-    "isolate",
-    "rejudge",
-    "remedy",
-    "readmit",
-    "history",
-    "data",
-    "plan",
-    "train",
-    "drill",
-    "export",
-    "submit",
-    "jobs",
-    "show",
-    "logs",
-    "events",
-    "cancel",
-    "resume",
-    "fetch",
-    "cost",
-    "reap",
-    "serve",
-    "work",
-    "token",
-    "backup",
-    "restore",
-    "rebuild",
-    "delete",
-    "report",
-    "sim",
-)
+    "demo examples check bandwidth accept cluster baseline isolate rejudge remedy readmit history data plan train "
+    "drill export submit jobs show logs events cancel resume fetch cost reap serve work token backup restore rebuild "
+    "delete report sim"
+).split()
 
 
 # Words of other programs for our verbs.
@@ -68,11 +36,18 @@ _OTHER_WORDS = {
 
 
 @functools.cache
+def groups() -> dict[str, str]:
+    """The folder of every verb: a verb is a public module of one of them. In the order of the help page."""
+    here = Path(cli.__path__[0])
+    found = {module.name: group for group in _GROUPS for module in pkgutil.iter_modules([str(here / group)])}
+    public = [name for name in found if not name.startswith("_")]
+    public.sort(key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    return {name: found[name] for name in public}
+
+
 def verbs() -> list[str]:
-    """Every verb: the modules of this folder, in the order of the help page."""
-    names = [module.name for module in pkgutil.iter_modules(cli.__path__)]
-    public = [name for name in names if not name.startswith("_") and name != "main"]
-    return sorted(public, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name))
+    """Every verb, in the order of the help page."""
+    return list(groups())
 
 
 class _Verbs(TyperGroup):
@@ -146,7 +121,7 @@ def build(*, guarded: bool = False) -> typer.Typer:
 
 def summary(name: str) -> str:
     """The first paragraph of a verb's help, read from its source: importing every verb would take a second."""
-    source = (Path(cli.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
+    source = (Path(cli.__path__[0]) / groups()[name] / f"{name}.py").read_text(encoding="utf-8")
     match = re.search(rf'^def {name}\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
     match = match or re.search(r'^    help="""(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
     assert match is not None, f"the verb {name} has no help"
@@ -154,7 +129,7 @@ def summary(name: str) -> str:
 
 
 def _load(name: str, *, guarded: bool) -> Any:
-    module = importlib.import_module(f"trainmaster.cli.{name}")
+    module = importlib.import_module(f"trainmaster.cli.{groups()[name]}.{name}")
     verb = getattr(module, name)
     app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False)
     if isinstance(verb, typer.Typer):  # a verb with verbs of its own

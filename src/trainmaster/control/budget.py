@@ -26,8 +26,8 @@ from trainmaster.control import failpoints
 from trainmaster.control.clock import Clock
 from trainmaster.control.context import log_failure
 from trainmaster.control.notify import outbox
-from trainmaster.core.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.errors import OverBudget
+from trainmaster.core.money.cost import Amount, Span, add_up, burn, dollars, reached_at
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
 from trainmaster.store import attempts, costs

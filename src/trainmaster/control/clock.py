@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trainmaster.core.cost import Span
 from trainmaster.core.files import write_whole
+from trainmaster.core.money.cost import Span
 
 FILE = "clock.json"
 STEP_S = 5.0  # a smaller difference is slewing, or a busy machine between two readings

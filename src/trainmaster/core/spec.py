@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.container import Container
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.rent import Rent
+from trainmaster.core.money.rent import Rent
 from trainmaster.core.schema import build, field
-from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.states import Reason
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.vendors.slurm import SlurmOptions
 
 GLOBAL_FILE = "global.json"  # event file of programs that write Indian time without an offset
 MAX_GRACE_S = 3600.0  # more would keep a job running, and paid for, after it was told to stop

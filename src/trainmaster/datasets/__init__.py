@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:  # inside functions otherwise: data is also prepared where there is no torch

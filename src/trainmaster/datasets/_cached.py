@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from trainmaster.core import schema
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError, UsageError
 from trainmaster.datasets import Shape, Source
 from trainmaster.datasets.corpus import files as _files

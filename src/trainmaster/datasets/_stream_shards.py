@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError, Fault, SpecError
 from trainmaster.datasets import Rows, Shape, Source, stack, whole
 from trainmaster.datasets._packing import fill_row

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError, MissingExtra
 from trainmaster.datasets import Shape
 from trainmaster.datasets._stream_shards import Stream

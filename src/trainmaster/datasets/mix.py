@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainmaster.core.data_config import MIX_SLOTS, DataConfig
+from trainmaster.core.config.data import MIX_SLOTS, DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.datasets import Rows, Shape, Source, load, stack
 

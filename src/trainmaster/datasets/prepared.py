@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.core.errors import DataError
 from trainmaster.datasets import Rows, Shape, Source
 from trainmaster.datasets._packing import Concat, Cut, Packed

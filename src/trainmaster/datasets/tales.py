@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from trainmaster.core.data_config import DataConfig
+from trainmaster.core.config.data import DataConfig
 from trainmaster.datasets import Rows, Shape, Source, whole
 from trainmaster.datasets.corpus.tokenizer import Bytes
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import GpuModel
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import memory as memories
 from trainmaster.estimate import speed as speeds
 from trainmaster.estimate.calibration import MemoryFacts, load

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trainmaster.core.train_config import ParallelConfig, TrainConfig
+from trainmaster.core.config.train import ParallelConfig, TrainConfig
 from trainmaster.estimate import Cluster, Estimate, estimate, faults_on
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

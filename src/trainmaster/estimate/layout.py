@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import Fault
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate.shapes import count
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.estimate.calibration import MemoryFacts
 from trainmaster.estimate.layout import Setting
 from trainmaster.estimate.shapes import Counts, count

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from trainmaster.core import default_lr, gpus
+from trainmaster.core import gpus
+from trainmaster.core.config import default_lr
+from trainmaster.core.config.schedule import learning_rate
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import GpuModel
-from trainmaster.core.schedule import learning_rate
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, shapes
 from trainmaster.models import family
 

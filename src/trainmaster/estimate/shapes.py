@@ -6,7 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import family
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.gpus import GpuModel
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.estimate.calibration import SpeedFacts
 from trainmaster.estimate.layout import Setting
 from trainmaster.estimate.shapes import count

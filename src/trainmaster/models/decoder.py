@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import loss, rope
 from trainmaster.models.attend import Mask, look_back
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import hf_config, hf_names
 from trainmaster.models.family import BlockCost, Count, Product, Shape
 from trainmaster.models.hf_config import HfType

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from trainmaster.core import presets
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig
 
 if TYPE_CHECKING:
     from trainmaster.models.decoder import Decoder

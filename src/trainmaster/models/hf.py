@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.errors import Fault, MissingExtra, SpecError, UsageError
 from trainmaster.core.files import sync
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family
 from trainmaster.models.hf_config import from_hf, to_hf
 from trainmaster.models.hf_names import DERIVED, HEAD

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family
 
 _NUMBERS = {  # ours: HF's

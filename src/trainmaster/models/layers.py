@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor, nn
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import rope
 from trainmaster.models.attend import Mask, attend
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from trainmaster.core.train_config import ModelConfig, RopeScaling
+from trainmaster.core.config.train import ModelConfig, RopeScaling
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ agent) sets the rank. One that starts one process per node (Kubeflow pods, PET_*
 are still to be started there, so `rank` and `local_rank` are None.
 
 Where no other launcher is seen, unset variables have defaults: RANK 0, WORLD_SIZE 1, LOCAL_RANK 0, for several ranks on
-one machine MASTER_ADDR localhost, and MASTER_PORT 29500. SageMaker's have theirs (core/sagemaker_hosts.py). An
+one machine MASTER_ADDR localhost, and MASTER_PORT 29500. SageMaker's have theirs (core/vendors/sagemaker_hosts.py). An
 environment that contradicts itself, or comes from a launcher that cannot be read, is refused by the names of its
 variables: a wrong guess here is a job that hangs, or two jobs that each take themselves for the whole one.
 """
@@ -21,8 +21,8 @@ from typing import Literal, NoReturn
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
-from trainmaster.core.sagemaker_hosts import NAMES as SAGEMAKER_NAMES
-from trainmaster.core.sagemaker_hosts import list_hosts, read_hosts, read_port
+from trainmaster.core.vendors.sagemaker_hosts import NAMES as SAGEMAKER_NAMES
+from trainmaster.core.vendors.sagemaker_hosts import list_hosts, read_hosts, read_port
 
 Launcher = Literal[
     "torchrun", "mpi", "mpich", "mvapich", "jsrun", "flux", "slurm", "pet", "kubeflow", "sagemaker", "single"

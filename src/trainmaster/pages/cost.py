@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
-from trainmaster.core.cost import Amount, Span, Window, add_up, burn, forecast, month_of
+from trainmaster.core.money.cost import Amount, Span, Window, add_up, burn, forecast, month_of
 from trainmaster.store import costs, eta
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job

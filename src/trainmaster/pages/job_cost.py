@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from trainmaster.api.costs import Cost, JobCost
-from trainmaster.core.cost import Amount, add_up, burn, forecast
+from trainmaster.core.money.cost import Amount, add_up, burn, forecast
 from trainmaster.pages.cost import cents
 from trainmaster.store import costs, eta, jobs
 from trainmaster.store.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from trainmaster.api.costs import Costs, ProjectCost
-from trainmaster.core.cost import Amount, Span, burn, month_of
+from trainmaster.core.money.cost import Amount, Span, burn, month_of
 from trainmaster.pages.job_cost import cost
 from trainmaster.store import costs
 from trainmaster.store.database import Database

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean
-from trainmaster.core.cost import dollars
+from trainmaster.core.money.cost import dollars
 from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import Checkpoint, Preflight
-from trainmaster.core.cost import dollars
+from trainmaster.core.money.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
 from trainmaster.report.formats import count, duration, percent, short

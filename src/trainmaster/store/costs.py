@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, or_, select, update
 
-from trainmaster.core.cost import Amount, Span, Window, add_up, month_of
+from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
 from trainmaster.store.columns import UtcTime, upsert

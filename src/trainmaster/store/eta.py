@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from trainmaster.core.cost import Mark, left_s
+from trainmaster.core.money.cost import Mark, left_s
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database

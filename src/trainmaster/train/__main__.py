@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError, DataError, SpecError, TrainmasterError, UsageError
 from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
@@ -28,7 +29,6 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.schema import YEAR_S, build
 from trainmaster.core.states import Reason
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.models import family
 from trainmaster.models.decoder import Decoder
 from trainmaster.models.loss import NOT_COUNTED, AddsLoss

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.datasets import NOT_COUNTED
 from trainmaster.models.decoder import Decoder
 from trainmaster.train.compute import sum_of_losses

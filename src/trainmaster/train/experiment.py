@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.core.config.train import OptimizerConfig, TrainConfig
 from trainmaster.core.errors import CheckpointError
 from trainmaster.core.schema import to_plain
-from trainmaster.core.train_config import OptimizerConfig, TrainConfig
 
 # Follows the number of steps, which may grow; and it is over when most checkpoints are made.
 _MAY_CHANGE = ("optimizer.warmup_steps",)

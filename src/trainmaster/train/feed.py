@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from trainmaster import datasets
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import DataError, Fault, SpecError, TrainmasterError, UsageError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.datasets import Rows, Source
 from trainmaster.datasets.corpus.retry import Retry, brief
 from trainmaster.train.parallel import rank_sync

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from trainmaster.core.config.schedule import learning_rate
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError, DataError, TrainmasterError
-from trainmaster.core.schedule import learning_rate
 from trainmaster.core.schema import to_plain
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.decoder import count_parameters
 from trainmaster.train.checkpoint import open_checkpoints
 from trainmaster.train.checkpoint.checkpointing import Checkpointing

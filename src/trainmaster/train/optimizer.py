@@ -1,4 +1,4 @@
-"""AdamW and one guarded step of it. The learning rate is in core/schedule.py."""
+"""AdamW and one guarded step of it. The learning rate is in core/config/schedule.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from trainmaster.core.train_config import OptimizerConfig
+from trainmaster.core.config.train import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:

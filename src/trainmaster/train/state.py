@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trainmaster.core.optimizer_config import OptimizerConfig
-from trainmaster.core.schedule import Plateau
+from trainmaster.core.config.optimizer import OptimizerConfig
+from trainmaster.core.config.schedule import Plateau
 from trainmaster.core.schema import field
 from trainmaster.train.experiment import Experiment
 from trainmaster.train.watch.bad_steps import History, Range

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from sshd import SSHD
-from trainmaster.core.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S, find_operation
+from trainmaster.core.vendors.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S, find_operation
 from trainmaster.sim.lambda_cloud.settings import Settings
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.lambda_api import operations
+from trainmaster.core.vendors.lambda_api import operations
 
 pytestmark = pytest.mark.spawns
 LAUNCH = "/api/v1/instance-operations/launch"

@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from kube import Kube
+from sims.kubernetes.operator import Operator, Settings
 from trainmaster import targets
 from trainmaster.cluster.hyperpod import manifest, objects, run
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall
-from trainmaster.sim.kubernetes.operator import Operator, Settings
 from trainmaster.targets.kubernetes.client import Client
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 

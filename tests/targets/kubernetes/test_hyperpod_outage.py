@@ -19,11 +19,11 @@ import yaml
 from typer.testing import CliRunner
 
 from kube import ADMIN, Kube
+from sims.kubernetes.operator import Operator, Settings
 from trainmaster.cli.main import build
 from trainmaster.cluster.hyperpod import manifest, run
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
-from trainmaster.sim.kubernetes.operator import Operator, Settings
 from trainmaster.targets.kubernetes import names, retrying
 from trainmaster.targets.kubernetes.kubeconfig import Access, load_access
 from trainmaster.targets.kubernetes.retrying import RetryingClient

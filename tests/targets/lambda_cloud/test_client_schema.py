@@ -16,7 +16,7 @@ import pytest
 
 from lambda_sim import ask, lambda_cloud
 from sshd import needs_sshd
-from trainmaster.core import lambda_api
+from trainmaster.core.vendors import lambda_api
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 from trainmaster.targets.lambda_cloud.client import Client
 from trainmaster.targets.lambda_cloud.rates import Rates

@@ -11,8 +11,8 @@ import pytest
 
 from trainmaster import targets
 from trainmaster.core.errors import SpecError, TargetError, UsageError
-from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.spec import parse_spec
+from trainmaster.core.vendors.slurm import SlurmOptions
 from trainmaster.targets import Placement, slurm
 from trainmaster.targets.slurm.script import Job, render_script
 from trainmaster.targets.slurm.settings import SlurmSettings, parse_settings

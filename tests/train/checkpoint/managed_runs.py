@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 
 from ..runs import Ran
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainmaster.core.checkpoint_config import CheckpointConfig
+from trainmaster.core.config.checkpoint import CheckpointConfig
 from trainmaster.core.schema import build
 from trainmaster.train.checkpoint.tiers.cadence import Cadence
 from trainmaster.train.checkpoint.tiers.loss_bound import DISK, MEMORY, REMOTE

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from trainmaster import datasets
 from trainmaster.cli.main import build as build_cli
-from trainmaster.core import presets
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig, TrainConfig
 from trainmaster.core.errors import CheckpointError, UsageError
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import ModelConfig, TrainConfig
 from trainmaster.models import family, hf
 from trainmaster.models.family import weight_shapes
 from trainmaster.models.hf_config import model_type

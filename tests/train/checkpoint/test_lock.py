@@ -16,8 +16,8 @@ import pytest
 
 from fork_server import ForkServer
 from s3_server import S3
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import Store, open_store
 from trainmaster.train.checkpoint import lock as locks
 from trainmaster.train.checkpoint import manifest as manifests

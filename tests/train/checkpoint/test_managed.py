@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from s3_server import READER, READER_SECRET, S3
 from sims.checkpoint_daemon import Daemon, Faults
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError, MissingExtra, SpecError
 from trainmaster.core.schema import to_plain
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import open_store
 from trainmaster.train import loop
 from trainmaster.train.__main__ import main

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint.tiers import memory
 
 from ..runs import Ran, RunHere, Start, StopAfter, tiny

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from s3_server import S3, SECRET
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.storage import open_store
 from trainmaster.train.checkpoint.tiers import tiered
 from trainmaster.train.checkpoint.tiers.remote import list_steps

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.train.drill.failpoints import FAILPOINTS, FIRST_RANK
 
 from ..runs import tiny

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.results import Finding, Verdict
 from trainmaster.core.schema import to_plain
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record
 from trainmaster.train.drill.judge import Damaged

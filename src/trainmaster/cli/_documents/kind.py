@@ -6,9 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from trainmaster.documents.yaml_file import Document

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from trainmaster.cli import _console
-from trainmaster.core.cost import dollars
+from trainmaster.core.money.cost import dollars
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import JobLine

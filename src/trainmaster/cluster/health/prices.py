@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainmaster.checks import profiles
 from trainmaster.core.health import ClusterHealth
-from trainmaster.core.prices import Prices, Rate
+from trainmaster.core.money.prices import Prices, Rate
 
 
 def find(health: ClusterHealth, usd_per_hour: float | None = None) -> Prices:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainmaster.core.errors import UsageError
-from trainmaster.core.sagemaker_hosts import read_hosts
+from trainmaster.core.vendors.sagemaker_hosts import read_hosts
 
 Distribution = Literal["torchrun", "mpi", "none"]
 # Variables of a rank, as torchrun and Trainmaster's agent set them.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from trainmaster.core.data_config import RAW
+from trainmaster.core.config.data import RAW
 from trainmaster.core.errors import DataError, UsageError
 
 PACKED = (".gz", ".zst")

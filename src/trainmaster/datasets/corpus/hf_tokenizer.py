@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainmaster.core.data_config import RAW
+from trainmaster.core.config.data import RAW
 from trainmaster.datasets.corpus.tokenizer import Bytes, Tokenizer, Trained
 
 TOKENIZER, SETTINGS, CHAT = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models.decoder_family import DecoderFamily
 from trainmaster.models.family import Family
 from trainmaster.models.hf_config import HfType, must_know

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import hf_names
 from trainmaster.models.family import BlockCost, Count, Family, Shape
 from trainmaster.models.hf_config import HfType, must_know

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models.llama.model import LlamaBlock
 from trainmaster.models.moe.experts import MixtureOfExperts
 

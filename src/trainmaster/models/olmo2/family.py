@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models import hf_names
 from trainmaster.models.decoder_family import DecoderFamily
 from trainmaster.models.family import BlockCost, Count, Family

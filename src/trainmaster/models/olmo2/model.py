@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trainmaster.core.train_config import ModelConfig
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.models.attend import Mask
 from trainmaster.models.decoder import Block
 from trainmaster.models.layers import Attention, FeedForward

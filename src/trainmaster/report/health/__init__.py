@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainmaster.core.files import write_whole
 from trainmaster.core.health import ClusterHealth
-from trainmaster.core.prices import Prices
+from trainmaster.core.money.prices import Prices
 from trainmaster.report.health import junit, markdown, metrics, prometheus, terminal
 from trainmaster.report.health.view import View, build
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from trainmaster.core.health import ClusterHealth
-from trainmaster.core.prices import Prices
+from trainmaster.core.money.prices import Prices
 from trainmaster.report.formats import duration, trim
 from trainmaster.report.health import sanitise
 

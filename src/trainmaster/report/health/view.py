@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.core.health import ClusterHealth, NodeHealth
-from trainmaster.core.prices import Prices
+from trainmaster.core.money.prices import Prices
 from trainmaster.core.results import CheckResult, Finding, Overall, Verdict
 from trainmaster.report.health import sanitise
 from trainmaster.report.health.cost import Cost, estimate

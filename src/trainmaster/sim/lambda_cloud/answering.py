@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainmaster.core.lambda_api import Operation, find_faults, find_operation
+from trainmaster.core.vendors.lambda_api import Operation, find_faults, find_operation
 from trainmaster.sim.lambda_cloud import operations
 from trainmaster.sim.lambda_cloud.cloud import Cloud
 from trainmaster.sim.lambda_cloud.errors import ApiError, invalid

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core.errors import UsageError
-from trainmaster.core.lambda_api import SSH_KEYS_PER_LAUNCH, USER_DATA_MAX_BYTES
+from trainmaster.core.vendors.lambda_api import SSH_KEYS_PER_LAUNCH, USER_DATA_MAX_BYTES
 from trainmaster.sim.lambda_cloud.account import FileSystems, SshKeys, default_mount
 from trainmaster.sim.lambda_cloud.catalog import Catalog, InstanceType
 from trainmaster.sim.lambda_cloud.clock import Clock

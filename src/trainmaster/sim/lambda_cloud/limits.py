@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.core.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S
+from trainmaster.core.vendors.lambda_api import LAUNCH_INTERVAL_S, REQUEST_INTERVAL_S
 
 _TOLERANCE = 0.1  # of the interval: a client that keeps the limit is not refused for the jitter of its network
 _JITTER_REAL_S = 0.05

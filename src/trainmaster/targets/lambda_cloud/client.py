@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from trainmaster import __version__
-from trainmaster.core import lambda_api
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import MissingExtra, TargetError, Unreachable, UsageError
+from trainmaster.core.vendors import lambda_api
 from trainmaster.targets._provider import NotNow
 from trainmaster.targets.lambda_cloud.errors import InvalidKey, refusal
 from trainmaster.targets.lambda_cloud.rates import Rates

@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmaster.core import lambda_api
 from trainmaster.core.errors import UsageError
+from trainmaster.core.vendors import lambda_api
 from trainmaster.targets._provider import SshAccess, Timing
 from trainmaster.targets.lambda_cloud.client import ApiKey, Times
 

@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass
 
 from trainmaster.core.errors import TargetError
-from trainmaster.core.slurm import SlurmOptions
 from trainmaster.core.spec import JobSpec
+from trainmaster.core.vendors.slurm import SlurmOptions
 from trainmaster.remote.slurm.layout import COMMENT
 from trainmaster.targets.slurm.settings import SlurmSettings
 

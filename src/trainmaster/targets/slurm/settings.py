@@ -20,7 +20,7 @@ from typing import Literal
 
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.schema import build, field
-from trainmaster.core.slurm import SlurmOptions
+from trainmaster.core.vendors.slurm import SlurmOptions
 from trainmaster.targets.ssh.hosts import SshHost, parse_hosts
 
 _FOLDER = r"(~|)/[^\x00\n\s'\"$`\\]*|~"

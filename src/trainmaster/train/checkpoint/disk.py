@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainmaster.core.checkpoint_config import CheckpointConfig
+from trainmaster.core.config.checkpoint import CheckpointConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.load import read_manifest
 from trainmaster.train.checkpoint.lock import Fence

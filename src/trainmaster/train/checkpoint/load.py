@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from trainmaster.core import schema
+from trainmaster.core.config.train import DataConfig, ModelConfig
 from trainmaster.core.errors import CheckpointError, Fault, LaterVersion, SpecError
-from trainmaster.core.train_config import DataConfig, ModelConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import Manifest

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.models.decoder import Decoder
 from trainmaster.train.checkpoint.tiers.loss_bound import Bound
 from trainmaster.train.feed import Feed

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from trainmaster import __version__
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import HostError
 from trainmaster.core.schema import to_plain
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.node.host import Host
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.rank_info import RankInfo

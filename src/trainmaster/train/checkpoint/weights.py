@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
+from trainmaster.core.config.train import ModelConfig
 from trainmaster.core.errors import CheckpointError, SpecError, UsageError
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.train_config import ModelConfig
 from trainmaster.models import family
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import Manifest

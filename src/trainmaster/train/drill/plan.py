@@ -6,8 +6,8 @@ import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.drill import failpoints
 
 STEPS = 40  # enough for eight saves, and minutes at most

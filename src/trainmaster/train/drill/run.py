@@ -16,11 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, Plan, rank_log
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
 from trainmaster.train.drill.judge import Damaged, Resume

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.train.parallel.rank_info import RankInfo
 
 if TYPE_CHECKING:  # reading the log must not import torch, which takes seconds

@@ -7,8 +7,8 @@ import time
 
 import torch
 
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.heartbeat import At
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.models import family
 from trainmaster.train.metrics.async_scalars import StepInFlight
 from trainmaster.train.metrics.rate import Meter, Reading, peak_flops, thread_busy_s

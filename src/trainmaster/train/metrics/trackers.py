@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ATTEMPT_VARIABLE
-from trainmaster.core.watch_config import WatchConfig
 from trainmaster.train.metrics.tfevents import TensorBoard
 
 

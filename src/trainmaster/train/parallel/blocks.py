@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainmaster.core.parallel_config import ParallelConfig
+from trainmaster.core.config.parallel import ParallelConfig
 from trainmaster.models.decoder import Decoder
 
 BACKEND = "inductor"

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+from trainmaster.core.config.parallel import ParallelConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import UsageError
-from trainmaster.core.parallel_config import ParallelConfig
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.models.decoder import Decoder, count_parameters
 from trainmaster.train.parallel import rendezvous
 from trainmaster.train.parallel.rank_info import RankInfo

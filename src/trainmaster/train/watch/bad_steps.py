@@ -13,8 +13,8 @@ import struct
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.schema import field
-from trainmaster.core.watch_config import WatchConfig
 
 # The deviation of a very quiet history is taken for at least this share of its median: in the flat end of a run a
 # hair's breadth would otherwise count as a spike.

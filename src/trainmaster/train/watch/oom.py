@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from trainmaster.core.train_config import TrainConfig
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.models import family
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from trainmaster.core import schema
 from trainmaster.core.backoff import backoff_s
+from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.errors import CheckpointError, SpecError
-from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.train.checkpoint.load import as_of_today, must_match
 from trainmaster.train.checkpoint.lock import Fence
 from trainmaster.train.checkpoint.managed.library import Library, Tier

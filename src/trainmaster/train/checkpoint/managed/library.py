@@ -18,8 +18,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol
 
+from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.errors import MissingExtra
-from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.train.checkpoint.managed.record import INDEX, Part, Record
 
 Tier = Literal["memory", "s3"]

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.errors import CheckpointError, ObjectMissing, StorageError
-from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.storage import open_store
 from trainmaster.train.checkpoint.managed.library import Library, Tier, TierError
 from trainmaster.train.checkpoint.managed.record import Record, parse, render

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from trainmaster.core.checkpoint_config import CheckpointConfig
+from trainmaster.core.config.checkpoint import CheckpointConfig
 from trainmaster.train.checkpoint.tiers.loss_bound import (
     DISK,
     MEMORY,

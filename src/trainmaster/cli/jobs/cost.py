@@ -15,8 +15,8 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.cost import dollars
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import dollars
 
 if TYPE_CHECKING:
     from trainmaster.api.costs import CostPage, ProjectSpending

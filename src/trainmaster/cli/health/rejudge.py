@@ -47,7 +47,7 @@ def rejudge(
     from trainmaster.cli import _console
     from trainmaster.cli._views import cluster_table
     from trainmaster.cli._views import diff as _diff
-    from trainmaster.cli.check import read_words
+    from trainmaster.cli.health.check import read_words
     from trainmaster.cluster.health import diff as between
     from trainmaster.cluster.health import evidence
     from trainmaster.core.results import exit_code

@@ -93,7 +93,7 @@ def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) 
         yield source
         return
     from trainmaster.cli._jobs import connect
-    from trainmaster.cli.fetch import fetch_checkpoint
+    from trainmaster.cli.jobs.fetch import fetch_checkpoint
     from trainmaster.models import hf
 
     hf.must_be_free(out)

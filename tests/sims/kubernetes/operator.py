@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sims.kubernetes import script
+from sims.kubernetes.kubelet import Kubelet
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.sim.kubernetes import script
-from trainmaster.sim.kubernetes.kubelet import Kubelet
 from trainmaster.targets.kubernetes.client import Client, Object, path_of
 from trainmaster.targets.kubernetes.errors import Missing, Taken
 from trainmaster.targets.kubernetes.kubeconfig import Access

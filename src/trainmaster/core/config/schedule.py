@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainmaster.core.optimizer_config import OptimizerConfig
+from trainmaster.core.config.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

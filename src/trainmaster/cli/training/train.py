@@ -19,11 +19,11 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, Preflight, Resources
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.documents import yaml_file
 
 CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
@@ -86,7 +86,7 @@ def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:
     ranks = processes or 1
     if faults := list(config.faults_on(ranks)):
         raise SpecError(faults)
-    from trainmaster.cli.drill import count_gpus  # after the faults: torch takes seconds
+    from trainmaster.cli.training.drill import count_gpus  # after the faults: torch takes seconds
 
     gpus = count_gpus(config)
     if processes is None and gpus is not None:

@@ -1,4 +1,4 @@
-"""Optimizer settings: AdamW and the learning-rate schedule (computed in `core/schedule.py`)."""
+"""Optimizer settings: AdamW and the learning-rate schedule (computed in `core/config/schedule.py`)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainmaster.core import presets
+from trainmaster.core.config import presets
 
 # 1.2288 / width is 3e-4, 1.5e-4 and 7.5e-5 at the widths of Llama 3 8B, 70B and 405B; published are 3e-4, 1.5e-4 and
 # 8e-5 (arXiv 2407.21783, table 3).

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.errors import Fault
-from trainmaster.core.managed_config import ManagedConfig
 from trainmaster.core.schema import YEAR_S, field
 
 _PLACE = re.compile(r"(s3|gs|az)://[^/@?#:\s]+(/[^?#]*)?|(file://)?[^:]+")

@@ -184,7 +184,7 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
 def _refuse_words(given: Mapping[str, Any]) -> None:
     """UsageError for names of the checks that do not exist, before minutes are spent on the other parts."""
     from trainmaster import checks
-    from trainmaster.cli.check import read_names, read_words
+    from trainmaster.cli.health.check import read_names, read_words
     from trainmaster.cluster.acceptance.suite_plan import LEVEL
 
     read_words(given["expect"] or [])

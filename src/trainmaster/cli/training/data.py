@@ -198,8 +198,8 @@ def _from_hub(
 
 
 def _model_vocab(path: Path) -> int:
+    from trainmaster.core.config.train import TrainConfig
     from trainmaster.core.schema import build
-    from trainmaster.core.train_config import TrainConfig
 
     def read(value: Any) -> int:
         config = value.get("train", value) if isinstance(value, dict) else value

@@ -11,9 +11,9 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build
-from trainmaster.core.train_config import TrainConfig
 from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from trainmaster.core import presets
-from trainmaster.core.checkpoint_config import CheckpointConfig
-from trainmaster.core.data_config import DataConfig
-from trainmaster.core.default_lr import with_rates
+from trainmaster.core.config import presets
+from trainmaster.core.config.checkpoint import CheckpointConfig
+from trainmaster.core.config.data import DataConfig
+from trainmaster.core.config.default_lr import with_rates
+from trainmaster.core.config.optimizer import OptimizerConfig
+from trainmaster.core.config.parallel import ParallelConfig, largest_divisor
+from trainmaster.core.config.timeouts import TimeoutConfig
+from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.errors import Fault, SpecError
-from trainmaster.core.optimizer_config import OptimizerConfig
-from trainmaster.core.parallel_config import ParallelConfig, largest_divisor
 from trainmaster.core.schema import build, field
-from trainmaster.core.timeout_config import TimeoutConfig
-from trainmaster.core.watch_config import WatchConfig
 
 __all__ = [
     "CheckpointConfig",

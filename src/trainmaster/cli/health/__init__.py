@@ -1,0 +1,1 @@
+"""The verbs that prove machines and clusters."""

@@ -1,0 +1,1 @@
+"""The verbs for jobs: submit, watch, end, pay."""

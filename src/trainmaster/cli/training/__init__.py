@@ -1,0 +1,1 @@
+"""The verbs that train, and what comes before and after."""

@@ -1,0 +1,1 @@
+"""Settings of a training run, one module per section, and the presets and schedules they name."""

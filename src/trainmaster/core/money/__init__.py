@@ -1,0 +1,1 @@
+"""What machines cost: prices, spans of cost, and the terms of a rented machine."""

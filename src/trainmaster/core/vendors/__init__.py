@@ -1,0 +1,1 @@
+"""Facts of other people's systems that both halves need."""

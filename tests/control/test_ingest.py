@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from trainmaster.api.events import Event
 from trainmaster.control.ingest import Read, cut, ingest
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, events, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
-from trainmaster.store.rows import EventRow
 
 pytestmark = pytest.mark.both_databases
 
@@ -64,7 +64,7 @@ def reader(content: bytes, *, short: list[int] | None = None) -> Read:
     return read
 
 
-def plain(rows: list[EventRow]) -> list[object]:
+def plain(rows: list[Event]) -> list[object]:
     return [(r.offset, r.length, r.phase, r.event, r.seq, r.extra, r.fault, r.text) for r in rows]
 
 

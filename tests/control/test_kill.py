@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.api.events import Event
 from trainmaster.control import submit as submitting
 from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.core.events import Line, split
@@ -22,7 +23,7 @@ from trainmaster.core.states import Status, TargetState
 from trainmaster.store import attempts, events
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
-from trainmaster.store.rows import EventRow, JobRow
+from trainmaster.store.rows import JobRow
 
 from .drill.warm import Warm
 
@@ -93,7 +94,7 @@ def run_to_its_end(warm: Warm, db: Database, home: Path, *jobs: JobRow) -> None:
     assert controller.end(signal.SIGTERM) == 0
 
 
-def as_line(row: EventRow) -> tuple[object, ...]:
+def as_line(row: Event) -> tuple[object, ...]:
     return row.offset, row.length, row.ts, row.seq, row.phase, row.event, row.epoch, row.data, row.fault, row.text
 
 
@@ -104,7 +105,7 @@ def from_file(line: Line) -> tuple[object, ...]:
             line.fault, line.text)  # fmt: skip
 
 
-def told(rows: list[EventRow]) -> list[object]:
+def told(rows: list[Event]) -> list[object]:
     """What the job said, apart from when: in each rank's own order, without heartbeats, names and times."""
     return sorted(
         (row.phase or "", row.event or "", row.epoch or 0, row.data.get("step", 0), str(row.data.get("text")))
@@ -113,7 +114,7 @@ def told(rows: list[EventRow]) -> list[object]:
     )
 
 
-def check(db: Database, home: Path, job: JobRow) -> list[EventRow]:
+def check(db: Database, home: Path, job: JobRow) -> list[Event]:
     """The job is completed in one attempt, and its rows are its file: offset by offset, value by value."""
     assert find(db, job).status is Status.COMPLETED, (home / "control.log").read_text()
     (attempt,) = attempts.list_attempts(db, job.id)

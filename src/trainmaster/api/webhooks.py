@@ -18,6 +18,9 @@ class Webhook:
     created_at: datetime
     enabled: bool
 
+    def wants(self, topic: str, project: str) -> bool:
+        return self.enabled and self.project in (None, project) and (not self.topics or topic in self.topics)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhooks:

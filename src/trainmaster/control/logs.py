@@ -7,9 +7,9 @@ import functools
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from trainmaster import targets
+from trainmaster.api.files import LogStream
 from trainmaster.core.errors import StorageError, TargetError, Unreachable
 from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE
 from trainmaster.storage import Store
@@ -24,16 +24,6 @@ _OWN = "|".join(name.replace(".", rf"{_NODE}\.") for name in (EVENTS_FILE, AGENT
 STREAM = rf"(?:{_OWN}|rank-[0-9]{{1,6}}\.log)"
 _TIMEOUT_S = 20.0  # a person waits
 _READERS = ThreadPoolExecutor(8, thread_name_prefix="kept")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStream:
-    """One stream of one attempt, and how much of it there is."""
-
-    attempt: int
-    stream: str
-    size_bytes: int
-    stored: bool  # in storage; else at its target
 
 
 async def read(

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import datetime
 
+from trainmaster.api.nodes import Instance as InstanceRow
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.transitions import abandon, move
@@ -23,7 +24,7 @@ from trainmaster.core.errors import NoCapacity, TargetError, TrainmasterError, U
 from trainmaster.core.states import Reason, Stage
 from trainmaster.store import attempts, costs, instances, jobs
 from trainmaster.store.database import Connection
-from trainmaster.store.rows import AttemptRow, InstanceRow, JobRow
+from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, Instance, InstanceState, Label, LaunchRequest, Listing, NotNow, Offer, Rents
 
 # A machine that ended an attempt for one of these reasons is not trusted again.

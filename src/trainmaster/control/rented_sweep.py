@@ -12,12 +12,13 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from trainmaster.api.nodes import Instance as InstanceRow
 from trainmaster.control.context import Context
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.store import attempts, instances, jobs
 from trainmaster.store.database import Database
-from trainmaster.store.rows import InstanceRow, JobRow
+from trainmaster.store.rows import JobRow
 from trainmaster.targets import Instance, InstanceState, Listing, Rents, home_mark
 
 BUSY_S, IDLE_S = 5.0, 60.0  # between two looks: after an error, and where no machine is rented

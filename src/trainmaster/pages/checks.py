@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.api.codec import fill
-from trainmaster.api.iterations import CheckRecord, Checks
+from trainmaster.api.iterations import Checks
 from trainmaster.store import nodes
 from trainmaster.store.database import Database
 
@@ -12,4 +11,4 @@ Page = Checks
 
 def read(db: Database, job_id: str) -> Checks:
     """Every pre-flight check of a job."""
-    return Checks(checks=tuple(fill(CheckRecord, row) for row in nodes.list_checks(db, job_id)))
+    return Checks(checks=tuple(nodes.list_checks(db, job_id)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.api.codec import fill
-from trainmaster.api.events import Event, Events
+from trainmaster.api.events import Events
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
@@ -27,6 +26,6 @@ def read(
     rows = list_events(db, job_id, phase=phase, after=after, limit=limit, stream=node_file(EVENTS_FILE, node))
     following = rows[-1].cursor if rows else after
     return Events(
-        events=tuple(fill(Event, row) for row in rows),
+        events=tuple(rows),
         next="{}:{}".format(*following) if following is not None else None,
     )

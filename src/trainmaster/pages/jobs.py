@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine, JobsPage
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.states import Status
@@ -13,7 +14,7 @@ from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import events
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
-from trainmaster.store.rows import EventRow, JobRow
+from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
 CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of the job
@@ -77,7 +78,7 @@ def _parse_cursor(text: str) -> tuple[datetime, str]:
     return _EPOCH + timedelta(microseconds=int(created)), job_id
 
 
-def _line(row: JobRow, last: EventRow | None, cost: tuple[int | None, int | None]) -> JobLine:
+def _line(row: JobRow, last: Event | None, cost: tuple[int | None, int | None]) -> JobLine:
     data = last.data if last else {}
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
     return JobLine(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.api.access import Token, Tokens
-from trainmaster.api.codec import fill
+from trainmaster.api.access import Tokens
 from trainmaster.store import tokens
 from trainmaster.store.database import Database
 
@@ -13,4 +12,4 @@ Page = Tokens
 def read(db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0) -> Tokens:
     """Tokens of one project, or all."""
     rows = tokens.list_tokens(db, project=project, limit=limit, offset=offset)
-    return Tokens(tokens=tuple(fill(Token, row) for row in rows))
+    return Tokens(tokens=tuple(rows))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
+from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core.errors import SpecError, UsageError
@@ -28,7 +29,7 @@ from trainmaster.store import jobs
 from trainmaster.store.attempts import insert_attempt
 from trainmaster.store.migrate import open_database
 from trainmaster.store.projection import project
-from trainmaster.store.rows import AttemptRow, EventRow, JobRow
+from trainmaster.store.rows import AttemptRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")
 _CHUNK = 1 << 20  # bytes read at once
@@ -171,9 +172,9 @@ def _lines(path: Path, *, over: bool, zone: tzinfo) -> Iterator[Line]:
                 return
 
 
-def _event(line: Line, *, attempt: str) -> EventRow:
+def _event(line: Line, *, attempt: str) -> Event:
     event = line.event
-    return EventRow(
+    return Event(
         attempt=attempt,
         stream=EVENTS_FILE,
         offset=line.offset,

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
+from trainmaster.api.access import AuditEntry
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRow:
-    """One change that somebody asked for."""
-
-    id: int
-    at: datetime
-    who: str  # a token's name, `loopback`, or `local` (the command line on the database itself)
-    action: str
-    subject: str
-    detail: Mapping[str, Any] | None
 
 
 def record(conn: Connection, *, who: str, action: str, subject: str, detail: Mapping[str, Any] | None = None) -> None:
@@ -31,10 +19,10 @@ def record(conn: Connection, *, who: str, action: str, subject: str, detail: Map
     conn.execute(insert(t.audit).values(row))
 
 
-def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, offset: int = 0) -> list[AuditRow]:
+def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, offset: int = 0) -> list[AuditEntry]:
     """Changes, newest first: all, or those of one subject (`job:<id>`, `token:<name>`, `budget:<project>/<period>`)."""
     query = select(t.audit).order_by(t.audit.c.id.desc()).limit(limit).offset(offset)
     if subject is not None:
         query = query.where(t.audit.c.subject == subject)
     with db.read() as conn:
-        return [AuditRow(**row) for row in conn.execute(query).mappings()]
+        return [AuditEntry(**row) for row in conn.execute(query).mappings()]

@@ -26,13 +26,14 @@ from sqlalchemy import (
     update,
 )
 
+from trainmaster.api.events import Event
 from trainmaster.core.events import Line, render
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database, is_unavailable
 from trainmaster.store.projection import PHASES, project
-from trainmaster.store.rows import EventRow, StreamRow
+from trainmaster.store.rows import StreamRow
 
 _FAULT_CHARACTERS = 300
 _TEXT_CHARACTERS = 4096
@@ -256,10 +257,10 @@ def list_events(
     after: tuple[int, int] | None = None,
     limit: int = 1000,
     stream: str = EVENTS_FILE,
-) -> list[EventRow]:
+) -> list[Event]:
     """Events of a job in (attempt, offset) order, those behind `after` (attempt number, offset) where it is given."""
     number, offset = after if after is not None else (0, -1)
-    rows: list[EventRow] = []
+    rows: list[Event] = []
     query = _EVENTS if phase is None else _EVENTS.where(t.events.c.phase == phase)
     with db.read() as conn:
         # Attempt by attempt, each a walk along the key: a join would sort the whole job to give its first page.
@@ -319,7 +320,7 @@ def scan_events(
     return scanned
 
 
-def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> EventRow | None:
+def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> Event | None:
     """The last such event of an attempt."""
     c = t.events.c
     query = select(t.events).where(c.attempt == attempt, c.stream == stream, c.phase == phase, c.event == event)
@@ -360,7 +361,7 @@ def _last_events() -> Select[Any]:
 _LAST_EVENTS = _last_events()
 
 
-def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, EventRow]:
+def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, Event]:
     """The newest event of a phase for each of these jobs that has one: one query, however long the streams are."""
     with db.read() as conn:
         asked = {"jobs": job_ids, "stream": stream, "phase": phase}
@@ -379,9 +380,9 @@ def count_faults(db: Database, job_id: str) -> int:
         return conn.execute(query).scalar_one()
 
 
-def _event(row: RowMapping | dict[str, Any]) -> EventRow:
+def _event(row: RowMapping | dict[str, Any]) -> Event:
     empty: Mapping[str, Any] = {}
-    return EventRow(**{**row, "data": row["data"] or empty, "extra": row["extra"] or empty})
+    return Event(**{**row, "data": row["data"] or empty, "extra": row["extra"] or empty})
 
 
 _COLUMNS = (

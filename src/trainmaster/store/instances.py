@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from trainmaster.api.nodes import Instance
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import InstanceRow
 
 WANTED = ("intended", "launching", "active")
 _BAD_SEARCHED = 500  # newest rows that are searched for machines returned as bad
@@ -61,21 +61,21 @@ def mark_gone(conn: Connection, nonce: str, *, at: datetime, why: str) -> None:
     conn.execute(update(t.instances).where(_I.nonce == nonce, _I.state != "gone").values(state="gone", gone_at=at))
 
 
-def list_of_attempt(db: Database, attempt: str) -> list[InstanceRow]:
+def list_of_attempt(db: Database, attempt: str) -> list[Instance]:
     """Machines of an attempt in the order of their intents."""
     with db.read() as conn:
         rows = conn.execute(select(t.instances).where(_I.attempt == attempt).order_by(_I.id)).mappings()
-        return [InstanceRow(**row) for row in rows]
+        return [Instance(**row) for row in rows]
 
 
-def list_by_name(db: Database, names: Collection[str]) -> dict[str, InstanceRow]:
+def list_by_name(db: Database, names: Collection[str]) -> dict[str, Instance]:
     """Rows of these names."""
-    rows: dict[str, InstanceRow] = {}
+    rows: dict[str, Instance] = {}
     ordered = sorted(names)
     with db.read() as conn:
         for first in range(0, len(ordered), _AT_ONCE):
             query = select(t.instances).where(_I.nonce.in_(ordered[first : first + _AT_ONCE]))
-            rows |= {row["nonce"]: InstanceRow(**row) for row in conn.execute(query).mappings()}
+            rows |= {row["nonce"]: Instance(**row) for row in conn.execute(query).mappings()}
     return rows
 
 

@@ -7,9 +7,10 @@ from dataclasses import fields
 
 from sqlalchemy import bindparam, func, select
 
+from trainmaster.api.iterations import Epoch
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import EpochRow, EvalRow, IterationRow, StepRow
+from trainmaster.store.rows import EvalRow, IterationRow, StepRow
 
 # What the details of a job ask for, put together once.
 _OF_JOB = t.iterations.c.job_id == bindparam("job")
@@ -48,11 +49,11 @@ def list_steps(db: Database, job_id: str) -> list[StepRow]:
         return [StepRow(**row) for row in conn.execute(_STEPS, {"job": job_id}).mappings()]
 
 
-def list_epochs(db: Database, iteration_id: int, *, limit: int = 1000, offset: int = 0) -> list[EpochRow]:
+def list_epochs(db: Database, iteration_id: int, *, limit: int = 1000, offset: int = 0) -> list[Epoch]:
     """The epochs of an iteration, in their order."""
     query = select(t.epochs).where(t.epochs.c.iteration_id == iteration_id).order_by(t.epochs.c.number)
     with db.read() as conn:
-        return [EpochRow(**row) for row in conn.execute(query.limit(limit).offset(offset)).mappings()]
+        return [Epoch(**row) for row in conn.execute(query.limit(limit).offset(offset)).mappings()]
 
 
 def count_epochs(db: Database, iteration_id: int) -> int:

@@ -3,31 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import func, select
 
+from trainmaster.api.iterations import CheckRecord
+from trainmaster.api.nodes import Instance, Node
 from trainmaster.core.results import Verdict
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import CheckRow, InstanceRow
 
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRow:
-    """A machine as its newest checks saw it."""
-
-    node: str
-    attempt: str
-    job_id: str
-    project: str
-    at: datetime | None
-    verdict: Verdict  # the worst of its checks
-    checks: Mapping[str, int]  # how many said what
 
 
 def list_instances(
@@ -38,7 +24,7 @@ def list_instances(
     project: str | None = None,
     limit: int = 50,
     offset: int = 0,
-) -> list[InstanceRow]:
+) -> list[Instance]:
     """Rented machines, newest first: of a job, in a state, of a project, or all."""
     query = select(t.instances).order_by(t.instances.c.id.desc()).limit(limit).offset(offset)
     if state is not None:
@@ -50,10 +36,10 @@ def list_instances(
         wanted += [t.jobs.c.project == project] if project is not None else []
         query = query.where(*wanted)
     with db.read() as conn:
-        return [InstanceRow(**row) for row in conn.execute(query).mappings()]
+        return [Instance(**row) for row in conn.execute(query).mappings()]
 
 
-def list_checks(db: Database, job_id: str) -> list[CheckRow]:
+def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
     """The checks of all attempts of a job, in the order of the attempts."""
     query = (
         select(t.check_results)
@@ -62,10 +48,10 @@ def list_checks(db: Database, job_id: str) -> list[CheckRow]:
         .order_by(t.attempts.c.number, t.check_results.c.node, t.check_results.c.id)
     )
     with db.read() as conn:
-        return [CheckRow(**row) for row in conn.execute(query).mappings()]
+        return [CheckRecord(**row) for row in conn.execute(query).mappings()]
 
 
-def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[NodeRow]:
+def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[Node]:
     """Every node that was ever checked, by name, with what its newest checks said."""
     c, j = t.check_results.c, t.jobs.c
     joined = t.check_results.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
@@ -86,12 +72,12 @@ def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, off
     return [_node(name, checks) for name, checks in nodes.items()]
 
 
-def _node(name: str, checks: list[tuple[str, str, str, str, datetime | None]]) -> NodeRow:
+def _node(name: str, checks: list[tuple[str, str, str, str, datetime | None]]) -> Node:
     attempt, job_id, project = checks[0][:3]
     counts = Counter(verdict for _, _, _, verdict, _ in checks)
     worst = next((word for word in _WORST if counts[word.value]), Verdict.ERROR)
     at = max((when for *_, when in checks if when is not None), default=None)
-    return NodeRow(
+    return Node(
         node=name,
         attempt=attempt,
         job_id=job_id,

@@ -77,31 +77,6 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
-    """One line of an event stream. `phase` None is a line that is not an event; its text is kept."""
-
-    attempt: str
-    stream: str
-    offset: int
-    length: int
-    ts: datetime | None
-    seq: int | None
-    phase: str | None
-    event: str | None
-    iteration: int | None
-    epoch: int | None
-    data: Mapping[str, Any]
-    extra: Mapping[str, Any]
-    fault: str | None
-    text: str | None
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """What `list_events(after=…)` takes to go on behind this row: (attempt number, offset)."""
-        return int(self.attempt.rpartition(".")[2]), self.offset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionRow:
     """One move of a job."""
 
@@ -141,21 +116,6 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRow:
-    """One epoch of an iteration, from its newest event."""
-
-    id: int
-    iteration_id: int
-    number: int
-    avg_loss: float | None
-    model_path: str | None
-    optimizer_path: str | None
-    metrics: Mapping[str, Any] | None
-    at: datetime | None
-    attempt: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvalRow:
     """One evaluation of one model."""
 
@@ -171,20 +131,6 @@ class EvalRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One check of one node of an attempt."""
-
-    id: int
-    attempt: str
-    node: str
-    check: str
-    verdict: str
-    took_s: float | None
-    findings: Any
-    at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRow:
     """Something of a job that is kept in storage."""
 
@@ -196,23 +142,3 @@ class ArtifactRow:
     size_bytes: int
     sha256: str
     stored_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRow:
-    """A machine that was, is or may be rented."""
-
-    id: int
-    attempt: str
-    target: str
-    nonce: str
-    provider_id: str | None
-    kind: str | None
-    region: str | None
-    state: str
-    price_cents_per_hour: float | None
-    address: str | None
-    created_at: datetime
-    launched_at: datetime | None
-    gone_at: datetime | None
-    detail: Mapping[str, Any] | None

@@ -6,11 +6,11 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
+from trainmaster.api.access import Token
 from trainmaster.core.roles import Role
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
@@ -18,19 +18,6 @@ from trainmaster.store.database import Database
 _TOKENS = t.tokens.c
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
 RESERVED = frozenset({"loopback", "local", "control"})  # names in the audit trail of callers without a token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRow:
-    """A token without its secret."""
-
-    id: int
-    name: str
-    role: Role
-    project: str | None  # None: every project
-    created_at: datetime
-    used_at: datetime | None
-    revoked_at: datetime | None
 
 
 def issue(conn: Connection, *, name: str, role: Role, project: str | None, at: datetime) -> str | None:
@@ -47,7 +34,7 @@ def digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def find_token(db: Database, token: str) -> TokenRow | None:
+def find_token(db: Database, token: str) -> Token | None:
     """The row of a token; None if it is unknown or revoked."""
     if not SHAPE.fullmatch(token):
         return None
@@ -73,9 +60,7 @@ def any_live(db: Database) -> bool:
         return conn.execute(select(_TOKENS.id).where(_TOKENS.revoked_at.is_(None)).limit(1)).first() is not None
 
 
-def list_tokens(
-    db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0
-) -> list[TokenRow]:
+def list_tokens(db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0) -> list[Token]:
     """Tokens by name: all, or those of one project."""
     query = select(t.tokens).order_by(_TOKENS.name).limit(limit).offset(offset)
     if project is not None:
@@ -84,7 +69,7 @@ def list_tokens(
         return [_row(row) for row in conn.execute(query).mappings()]
 
 
-def find_by_name(db: Database, name: str) -> TokenRow | None:
+def find_by_name(db: Database, name: str) -> Token | None:
     with db.read() as conn:
         row = conn.execute(select(t.tokens).where(_TOKENS.name == name)).mappings().first()
     return _row(row) if row is not None else None
@@ -102,6 +87,6 @@ def touch(conn: Connection, token_id: int, *, at: datetime) -> None:
     conn.execute(update(t.tokens).where(_TOKENS.id == token_id).values(used_at=at))
 
 
-def _row(row: RowMapping) -> TokenRow:
+def _row(row: RowMapping) -> Token:
     kept = {name: value for name, value in row.items() if name != "hash"}
-    return TokenRow(**{**kept, "role": Role(row["role"])})
+    return Token(**{**kept, "role": Role(row["role"])})

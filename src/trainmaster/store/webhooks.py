@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import Connection, delete, insert, select, update
 
+from trainmaster.api.webhooks import Webhook
 from trainmaster.store import tables as t
 
 _HOOKS = t.webhooks.c
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookRow:
-    """A webhook: its URL, project and topics."""
-
-    id: str
-    project: str | None  # None: every project
-    url: str
-    topics: tuple[str, ...]  # none: all
-    created_at: datetime
-    enabled: bool
-
-    def wants(self, topic: str, project: str) -> bool:
-        return self.enabled and self.project in (None, project) and (not self.topics or topic in self.topics)
 
 
 def insert_webhook(
@@ -46,14 +31,14 @@ def remove_webhook(conn: Connection, webhook_id: str) -> bool:
     return conn.execute(delete(t.webhooks).where(_HOOKS.id == webhook_id)).rowcount == 1
 
 
-def list_webhooks(conn: Connection, *, project: str | None = None) -> list[WebhookRow]:
+def list_webhooks(conn: Connection, *, project: str | None = None) -> list[Webhook]:
     """Every address, oldest first; of a project: its own alone."""
     query = select(t.webhooks).order_by(_HOOKS.created_at, _HOOKS.id)
     if project is not None:
         query = query.where(_HOOKS.project == project)
-    return [WebhookRow(**{**row, "topics": tuple(row["topics"])}) for row in conn.execute(query).mappings()]
+    return [Webhook(**{**row, "topics": tuple(row["topics"])}) for row in conn.execute(query).mappings()]
 
 
-def find_webhook(conn: Connection, webhook_id: str) -> WebhookRow | None:
+def find_webhook(conn: Connection, webhook_id: str) -> Webhook | None:
     row = conn.execute(select(t.webhooks).where(_HOOKS.id == webhook_id)).mappings().first()
-    return WebhookRow(**{**row, "topics": tuple(row["topics"])}) if row is not None else None
+    return Webhook(**{**row, "topics": tuple(row["topics"])}) if row is not None else None

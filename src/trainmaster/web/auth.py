@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from trainmaster.api.access import Token
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_address
 from trainmaster.core.roles import Role
@@ -138,7 +139,7 @@ class AuthMiddleware:
             return None
         raise Refused(401, "no_token", "send a token: `Authorization: Bearer tm_…`", headers=_BEARER)
 
-    def _find(self, token: str) -> tokens.TokenRow | None:
+    def _find(self, token: str) -> Token | None:
         row = tokens.find_token(self._db, token)
         if row is not None and time.monotonic() - self._touched.get(row.id, -math.inf) > _TOUCH_S:
             self._touched[row.id] = time.monotonic()

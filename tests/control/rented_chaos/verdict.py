@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trainmaster.api.events import Event
+from trainmaster.api.nodes import Instance
 from trainmaster.core.states import Status
 from trainmaster.store import attempts, events, instances
 from trainmaster.store.jobs import find_job
@@ -56,7 +58,7 @@ def judge(chaos: Chaos) -> Verdict:
     return Verdict(lines=lines, wrong=[name for name, offenders in checks.items() if offenders])
 
 
-def _machines(chaos: Chaos, job: JobRow) -> list[instances.InstanceRow]:
+def _machines(chaos: Chaos, job: JobRow) -> list[Instance]:
     tried = attempts.list_attempts(chaos.db, job.id)
     return [row for attempt in tried for row in instances.list_of_attempt(chaos.db, attempt.id)]
 
@@ -73,7 +75,7 @@ def _double_launches(chaos: Chaos) -> Iterator[str]:
 
 def _event_faults(chaos: Chaos, job: JobRow) -> Iterator[str]:
     """Rows of each attempt lie end to end, and its own events are numbered from 1 without a gap or a repetition."""
-    by_attempt: dict[str, list[events.EventRow]] = {}
+    by_attempt: dict[str, list[Event]] = {}
     for row in events.list_events(chaos.db, job.id, limit=100_000):
         by_attempt.setdefault(row.attempt, []).append(row)
     for attempt, rows in by_attempt.items():

@@ -167,13 +167,11 @@ class HomeJobs:
     def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
         import asyncio
 
-        from trainmaster.api.codec import fill
-        from trainmaster.api.files import LogStream
         from trainmaster.control import logs
         from trainmaster.store.attempts import list_attempts
 
         streams = asyncio.run(logs.list_streams(self.db, self._row(job_id), list_attempts(self.db, job_id)))
-        return tuple(fill(LogStream, stream) for stream in streams)
+        return tuple(streams)
 
     def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
         import asyncio

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from trainmaster.api.webhooks import Webhook
 from trainmaster.control import failpoints
 from trainmaster.control.context import log_failure
 from trainmaster.control.notify import send, signing
@@ -30,7 +31,6 @@ from trainmaster.core.errors import UsageError
 from trainmaster.store import leases, outbox, webhooks
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.outbox import DeliveryRow, NewsRow
-from trainmaster.store.webhooks import WebhookRow
 
 GIVE_UP_S = 24 * 3600.0  # after the news came up; shown as given up from then on
 _HOOK = "webhook:"
@@ -110,12 +110,12 @@ class _Dispatcher:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
-    def _find(self, config: Config) -> list[tuple[DeliveryRow, WebhookRow | None]]:
+    def _find(self, config: Config) -> list[tuple[DeliveryRow, Webhook | None]]:
         if outbox.has_unspread(self.db):
             self._spread(config)
         with self.db.read() as conn:
             now = leases.clock(conn)
-        due: list[tuple[DeliveryRow, WebhookRow | None]] = []
+        due: list[tuple[DeliveryRow, Webhook | None]] = []
         for channel in outbox.due_channels(self.db, now=now):
             hook = self._find_hook(channel)
             if hook is None and channel not in config.channels:
@@ -134,7 +134,7 @@ class _Dispatcher:
                 names += [name for name, way in config.channels.items() if way.wants(row.topic, row.project)]
                 outbox.spread(conn, row, names, at=at)
 
-    def _find_hook(self, channel: str) -> WebhookRow | None:
+    def _find_hook(self, channel: str) -> Webhook | None:
         if not channel.startswith(_HOOK):
             return None
         with self.db.read() as conn:
@@ -149,7 +149,7 @@ class _Dispatcher:
         with failpoints.around("commit given up"), self.db.write() as conn:
             outbox.give_up(conn, channel, why, before=before)
 
-    async def _deliver(self, delivery: DeliveryRow, hook: WebhookRow | None, config: Config) -> None:
+    async def _deliver(self, delivery: DeliveryRow, hook: Webhook | None, config: Config) -> None:
         """One try. Never raises; what cannot be noted now is sent again when the claim runs out."""
         try:
             until = await asyncio.to_thread(self._claim, delivery)
@@ -170,7 +170,7 @@ class _Dispatcher:
             until = leases.clock(conn) + timedelta(seconds=self.pace.claim_s)
             return until if outbox.claim(conn, delivery, until=until) else None
 
-    async def _send(self, delivery: DeliveryRow, hook: WebhookRow | None, config: Config) -> Sent:
+    async def _send(self, delivery: DeliveryRow, hook: Webhook | None, config: Config) -> Sent:
         if hook is None:
             title, text = render(delivery.news, link=config.link)
             url = config.channels[delivery.channel].url

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainmaster.api.events import Event
 from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, Run
 from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
 from trainmaster.pages.parts.downsample import Curve, number, text, whole
 from trainmaster.store.events import ScannedEvent
-from trainmaster.store.rows import EventRow
 
 _LOSS_POINTS = 600  # of the large chart; a screen shows no more
 _SIDE_POINTS = 300  # of each other one
@@ -72,7 +72,7 @@ class RunSummary:
     _garbage_lines: int = 0
     _garbage: list[Garbage] = field(default_factory=list)
 
-    def add(self, row: EventRow | ScannedEvent) -> None:
+    def add(self, row: Event | ScannedEvent) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
         self._attempt = attempt = self.cursor[0]
@@ -173,7 +173,7 @@ class RunSummary:
         if step is not None:
             self._curves["eval_loss"].add(step, number(data, "loss"))
 
-    def _add_watch(self, row: EventRow | ScannedEvent) -> None:
+    def _add_watch(self, row: Event | ScannedEvent) -> None:
         self._watch_events[str(row.event)] += 1
         step, why = whole(row.data, "step"), text(row.data, "why")
         if row.event == "skipped" and step is not None:
@@ -188,7 +188,7 @@ class RunSummary:
         elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
             self._warnings.append(why)
 
-    def _add_checkpoint(self, row: EventRow | ScannedEvent) -> None:
+    def _add_checkpoint(self, row: Event | ScannedEvent) -> None:
         if row.event == "bound":  # states what a loss would cost now: a figure, and no checkpoint
             self._bound = row.data
             return
@@ -205,7 +205,7 @@ class RunSummary:
             )
         )
 
-    def _add_preflight(self, row: EventRow | ScannedEvent) -> None:
+    def _add_preflight(self, row: Event | ScannedEvent) -> None:
         if self._attempt != self._checks_of:
             self._checks_of, self._planned, self._checks, self._checks_over = self._attempt, [], {}, False
         if row.event == "start":
@@ -245,7 +245,7 @@ class RunSummary:
         overall = judge_overall(results, planned=self._planned) if over else None
         return Preflight(attempt=self._checks_of, overall=overall, checks=tuple(rows))
 
-    def _add_garbage(self, row: EventRow | ScannedEvent) -> None:
+    def _add_garbage(self, row: Event | ScannedEvent) -> None:
         self._garbage_lines += 1
         if len(self._garbage) < _GARBAGE_SHOWN:
             self._garbage.append(

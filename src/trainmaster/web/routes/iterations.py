@@ -8,7 +8,7 @@ from fastapi import Path, Query
 from starlette.responses import Response
 
 from trainmaster.api.codec import fill
-from trainmaster.api.iterations import Checks, Details, Epoch, Epochs, Evaluation, Evaluations
+from trainmaster.api.iterations import Checks, Details, Epochs, Evaluation, Evaluations
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.pages import checks, details
 from trainmaster.pages.jobs import MOST
@@ -51,7 +51,7 @@ def list_epochs(
         raise Refused(404, "not_found", f"job {job.id} has no iteration {number}")
     rows = iterations.list_epochs(db, iteration.id, limit=limit, offset=offset)
     total = iterations.count_epochs(db, iteration.id)
-    return reply(Epochs(job_id=job.id, iteration=number, total=total, epochs=tuple(fill(Epoch, row) for row in rows)))
+    return reply(Epochs(job_id=job.id, iteration=number, total=total, epochs=tuple(rows)))
 
 
 @router.get("/evaluations", response_model=Evaluations)

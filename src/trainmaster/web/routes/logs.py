@@ -8,8 +8,7 @@ from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
-from trainmaster.api.codec import fill
-from trainmaster.api.files import Logs, LogStream
+from trainmaster.api.files import Logs
 from trainmaster.control import logs
 from trainmaster.core.plan import split_node_file
 from trainmaster.store.attempts import list_attempts
@@ -29,7 +28,7 @@ async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every log stream that can be read, with its size."""
     attempts = await run_in_threadpool(list_attempts, db, job.id)
     streams = await logs.list_streams(db, job, attempts)
-    return reply(Logs(streams=tuple(fill(LogStream, stream) for stream in streams)))
+    return reply(Logs(streams=tuple(streams)))
 
 
 @router.get(

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from fastapi import Query
 from starlette.responses import Response
 
-from trainmaster.api.codec import fill
-from trainmaster.api.nodes import Instance, Instances, Node, Nodes
+from trainmaster.api.nodes import Instances, Nodes
 from trainmaster.store import nodes
 from trainmaster.web import dependencies
 from trainmaster.web.routes import TRAINING, group, reply
@@ -26,7 +25,7 @@ def list_nodes(
 ) -> Response:
     """Every checked node, with the verdict of its newest checks."""
     rows = nodes.list_nodes(db, project=project, limit=limit, offset=offset)
-    return reply(Nodes(nodes=tuple(fill(Node, row) for row in rows), limit=limit, offset=offset))
+    return reply(Nodes(nodes=tuple(rows), limit=limit, offset=offset))
 
 
 @router.get("/v1/instances", response_model=Instances)
@@ -39,7 +38,7 @@ def list_instances(
 ) -> Response:
     """Rented instances, past and present, newest first."""
     rows = nodes.list_instances(db, project=project, state=state, limit=limit, offset=offset)
-    return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))
+    return reply(Instances(instances=tuple(rows), limit=limit, offset=offset))
 
 
 @router.get(f"{TRAINING}/jobs/{{uuid}}/instances", response_model=Instances)
@@ -48,4 +47,4 @@ def list_job_instances(
 ) -> Response:
     """Instances rented for a job."""
     rows = nodes.list_instances(db, job_id=job.id, limit=limit, offset=offset)
-    return reply(Instances(instances=tuple(fill(Instance, row) for row in rows), limit=limit, offset=offset))
+    return reply(Instances(instances=tuple(rows), limit=limit, offset=offset))

@@ -9,8 +9,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from trainmaster.api.access import Audit, AuditEntry, Me, NewToken, Tokens
-from trainmaster.api.codec import fill
+from trainmaster.api.access import Audit, Me, NewToken, Tokens
 from trainmaster.core.roles import Role
 from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
@@ -86,7 +85,7 @@ def list_audit(
 ) -> Response:
     """Audit trail, newest first."""
     rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
-    return reply(Audit(entries=tuple(fill(AuditEntry, row) for row in rows), limit=limit, offset=offset))
+    return reply(Audit(entries=tuple(rows), limit=limit, offset=offset))
 
 
 def _need_all_of(who: Caller, project: str | None) -> None:

@@ -21,7 +21,6 @@ from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries
 from trainmaster.store import audit, webhooks
 from trainmaster.store.database import Database
-from trainmaster.store.webhooks import WebhookRow
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
@@ -56,7 +55,7 @@ def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Respons
     """Webhooks, oldest first."""
     with db.read() as conn:
         rows = webhooks.list_webhooks(conn, project=project)
-    return reply(Webhooks(webhooks=tuple(fill(Webhook, row) for row in rows)))
+    return reply(Webhooks(webhooks=tuple(rows)))
 
 
 @router.post("", response_model=NewWebhook, status_code=201)
@@ -90,7 +89,7 @@ def switch_webhook(hook_id: HookId, switch: Switch, db: dependencies.Db, who: de
         webhooks.enable_webhook(conn, hook_id, enabled=switch.enabled)
         action = "webhook.enable" if switch.enabled else "webhook.disable"
         audit.record(conn, who=who.name, action=action, subject=f"webhook:{hook_id}")
-    return reply(fill(Webhook, _find(db, hook_id, who)))
+    return reply(_find(db, hook_id, who))
 
 
 @router.get("/{id}/deliveries", response_model=Deliveries)
@@ -116,7 +115,7 @@ def remove_webhook(hook_id: HookId, db: dependencies.Db, who: dependencies.Admin
     return Response(status_code=204)
 
 
-def _find(db: Database, hook_id: str, who: Caller) -> WebhookRow:
+def _find(db: Database, hook_id: str, who: Caller) -> Webhook:
     with db.read() as conn:
         row = webhooks.find_webhook(conn, hook_id)
     if row is None or (who.project is not None and row.project != who.project):

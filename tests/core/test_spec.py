@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import typing
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -164,3 +166,50 @@ def test_any_mapping_is_taken_or_refused_with_faults(mapping: dict[str, Any]) ->
         assert error.faults and all(fault.message for fault in error.faults)
     else:
         assert parse_spec(to_plain(spec)) == spec
+
+
+# Numbers that become no process, file, memory, socket or time: seeds, shares, and what is only compared or multiplied.
+NOT_A_SIZE = {
+    "rent.gpu_memory_gib", "rent.memory_gib", "slurm.memory_gib",  # compared with what is offered
+    "train.model.rope_theta", "train.model.rope_scaling.factor", "train.model.rope_scaling.low_freq_factor",
+    "train.model.rope_scaling.high_freq_factor", "train.model.rope_scaling.original_tokens", "train.model.norm_eps",
+    "train.model.sliding_window", "train.model.experts_per_token", "train.model.balance", "train.model.context_tokens",
+    "train.data.seed", "train.data.parts.weight", "train.seed", "train.optimizer.grad_clip",
+    "train.optimizer.warmup_steps", "train.optimizer.decay_steps", "train.optimizer.plateau_patience",
+    "train.checkpoint.every_steps", "train.checkpoint.keep_every_steps", "train.checkpoint.memory.every_steps",
+    "train.checkpoint.remote.every_steps", "train.checkpoint.managed.s3_every_steps",
+    "train.checkpoint.max_lost_steps", "train.parallel.shard_ranks", "train.parallel.recompute_every",
+    "train.watch.max_skipped", "train.watch.max_rollbacks", "train.watch.loss_spike", "train.watch.grad_spike",
+    "train.watch.straggler_share", "train.watch.straggler_readings", "train.steps", "train.epoch_steps",
+    "train.batch_tokens", "train.micro_sequences", "train.log_every_steps",
+}  # fmt: skip
+
+
+def numbers(cls: type, path: str = "") -> dict[str, Mapping[str, Any]]:
+    """The metadata of every number of a spec, by its path."""
+    found: dict[str, Mapping[str, Any]] = {}
+    hints = typing.get_type_hints(cls)
+    for item in fields(cls):
+        hint = hints[item.name]
+        kinds = {hint, *typing.get_args(hint)} - {...}
+        if kinds & {int, float}:
+            found[f"{path}{item.name}"] = item.metadata
+        for inner in kinds:
+            if is_dataclass(inner):
+                found |= numbers(typing.cast(type, inner), f"{path}{item.name}.")
+    return found
+
+
+def test_every_number_that_becomes_processes_files_memory_or_time_is_bounded() -> None:
+    free = {path for path, meta in numbers(JobSpec).items() if meta["le"] is None and meta["most"] is None}
+    assert {path for path in free if not path.startswith("preflight.expect.")} == NOT_A_SIZE
+
+
+@pytest.mark.parametrize(
+    "path", ["resources.nodes", "resources.processes_per_node", "limits.timeout_s", "limits.grace_s"]
+)
+def test_a_number_above_its_bound_is_refused_in_a_new_spec_and_read_in_a_stored_one(path: str) -> None:
+    section, name = path.split(".")
+    spec = {"name": "a", "command": ["true"], section: {name: 10**8}}
+    assert "at most" in faults(spec)[path]
+    assert getattr(getattr(build(JobSpec, spec), section), name) == 10**8

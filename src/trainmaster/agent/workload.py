@@ -83,6 +83,8 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     written = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE)
     ranks: list[_Rank] = []
     for local in range(plan.spec.resources.processes_per_node):
+        if watch.asked():
+            break  # the ranks that have started are stopped below
         number = plan.node_rank * plan.spec.resources.processes_per_node + local
         try:
             environment = shared | _rank_environment(number, local)

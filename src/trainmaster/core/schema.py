@@ -37,13 +37,17 @@ def field(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    most: float | None = None,
     pattern: str | None = None,
     allowed: str | None = None,
     example: object = None,
     default_text: str | None = None,
 ) -> Any:
-    """A field of a spec: one sentence for the docs, bounds, and what a right value looks like."""
-    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "pattern": pattern, "example": example}
+    """A field of a spec: one sentence for the docs, bounds, and what a right value looks like.
+
+    `le` holds for every document, also for one that was stored long ago; `most` only for a new one (`build_new`).
+    """
+    metadata = {"doc": doc, "ge": ge, "gt": gt, "le": le, "most": most, "pattern": pattern, "example": example}
     metadata["allowed"] = allowed  # the pattern in words, for its fault
     metadata["default_text"] = default_text  # for the docs, where other fields decide the default
     if factory is not dataclasses.MISSING:
@@ -58,6 +62,26 @@ def build(cls: type[T], mapping: object, *, path: str = "") -> T:
     if faults:
         raise SpecError(faults)
     return typing.cast(T, value)
+
+
+def build_new(cls: type[T], mapping: object, *, path: str = "") -> T:
+    """As `build`, for a document that somebody just wrote: bounds that were added later hold too."""
+    value = build(cls, mapping, path=path)
+    if faults := list(_above_most(value, path)):
+        raise SpecError(faults)
+    return value
+
+
+def _above_most(value: object, path: str) -> Iterator[Fault]:
+    for item in dataclasses.fields(typing.cast(Any, value)):
+        where, inner = _join(path, item.name), getattr(value, item.name)
+        parts = inner if isinstance(inner, tuple) else (inner,)
+        for part in parts:
+            if dataclasses.is_dataclass(part):
+                yield from _above_most(part, where)
+        most = item.metadata.get("most")
+        if most is not None and inner is not None and inner > most:
+            yield Fault(path=where, message=f"{inner} is out of range; it must be at most {most:g}")
 
 
 def to_plain(value: object) -> Any:

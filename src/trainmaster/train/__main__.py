@@ -27,7 +27,7 @@ from trainmaster.core.plan import (
     RESUME_VARIABLE,
     STOP_VARIABLE,
 )
-from trainmaster.core.schema import YEAR_S, build
+from trainmaster.core.schema import YEAR_S, build_new
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
 from trainmaster.node.ranks import detect
@@ -87,7 +87,7 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
     try:
         if path.suffix in (".yaml", ".yml"):
             return _read_yaml(path)
-        return build(TrainConfig, json.loads(path.read_bytes()))
+        return build_new(TrainConfig, json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
     except RecursionError:
@@ -99,7 +99,7 @@ def _read_yaml(path: Path) -> TrainConfig:
         from trainmaster.documents import yaml_file  # not part of the node half: plans are JSON
     except ImportError:
         raise UsageError(f"{path}: YAML needs PyYAML here (pip install pyyaml); or write the config as JSON") from None
-    return yaml_file.load(path).read(lambda value: build(TrainConfig, value))
+    return yaml_file.load(path).read(lambda value: build_new(TrainConfig, value))
 
 
 def with_time_limit(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:

@@ -16,7 +16,7 @@ from trainmaster.cli._documents import kind
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
-from trainmaster.core.schema import build
+from trainmaster.core.schema import build_new
 from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def drill(
     words = values or []
     document = yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, yaml_file.override(value, words)), words)
+    wanted = document.read(lambda value: build_new(TrainConfig, yaml_file.override(value, words)), words)
     limit = count_gpus(wanted)
     ranks = processes or limit or 2
     if limit and max(ranks, other or 0) > limit:

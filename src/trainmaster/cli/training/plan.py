@@ -13,7 +13,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import Fault, SpecError, UsageError
-from trainmaster.core.schema import build
+from trainmaster.core.schema import build_new
 from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan(
     words = values or []
     document = yaml_file.load(config)
     kind.require_config(document, config)
-    wanted = document.read(lambda value: build(TrainConfig, yaml_file.override(value, words)), words)
+    wanted = document.read(lambda value: build_new(TrainConfig, yaml_file.override(value, words)), words)
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
     cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)

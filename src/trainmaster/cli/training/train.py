@@ -22,7 +22,7 @@ from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
-from trainmaster.core.schema import build
+from trainmaster.core.schema import build_new
 from trainmaster.core.spec import JobSpec, Preflight, Resources
 from trainmaster.documents import yaml_file
 
@@ -82,7 +82,7 @@ def join_options(words: Sequence[str]) -> list[str]:
 
 def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:
     """The config and its number of ranks on this machine."""
-    config = build(TrainConfig, value)
+    config = build_new(TrainConfig, value)
     ranks = processes or 1
     if faults := list(config.faults_on(ranks)):
         raise SpecError(faults)

@@ -33,7 +33,7 @@ class RemoteConfig:
     every_steps: int | None = field(
         default=None, ge=1, doc="steps between copies there, of saves on disk; not stated: each of these"
     )
-    keep: int = field(default=2, ge=1, doc="newest checkpoints kept there")
+    keep: int = field(default=2, ge=1, most=100_000, doc="newest checkpoints kept there")
 
     def faults(self) -> Iterator[Fault]:
         if not _PLACE.fullmatch(self.url):
@@ -48,7 +48,7 @@ class CheckpointConfig:
 
     folder: str | None = field(default=None, doc="where; not stated: the job's own folder")
     every_steps: int = field(default=50, ge=1, doc="steps between saves")
-    keep: int = field(default=2, ge=1, doc="newest good checkpoints kept")
+    keep: int = field(default=2, ge=1, most=100_000, doc="newest good checkpoints kept")
     keep_every_steps: int | None = field(
         default=None, ge=1, doc="checkpoints of multiples of this are never deleted, beside the newest"
     )
@@ -62,7 +62,7 @@ class CheckpointConfig:
         doc="same: a checkpoint of another seed, batch or optimizer setting is refused; changed: it is continued with "
         "the settings of this config",
     )
-    retries: int = field(default=2, ge=0, doc="times a failed save is tried again")
+    retries: int = field(default=2, ge=0, most=20, doc="times a failed save is tried again, at most 20")
     retry_s: float = field(
         default=5.0,
         ge=0,

@@ -71,7 +71,10 @@ class DataConfig(Origin):
         default=0.005, ge=0, le=0.5, doc="of raw documents, by their content, kept for evaluations"
     )
     lanes: int | None = field(
-        default=None, ge=1, doc="hub: readers over all ranks, a divisor of batch_sequences; not stated: up to 32"
+        default=None,
+        ge=1,
+        most=65_536,
+        doc="hub: readers over all ranks, a divisor of batch_sequences; not stated: up to 32",
     )
     cache: str | None = field(
         default=None, doc="folder for tokenised raw files; not stated: TRAINMASTER_CACHE, else ~/.cache/trainmaster"

@@ -14,7 +14,10 @@ class WatchConfig:
     max_skipped: int = field(default=5, ge=1, doc="bad steps in a row before the run rolls back to a checkpoint")
     max_rollbacks: int = field(default=3, ge=0, doc="rollbacks before the run fails; 0: it fails at once")
     spike_history: int = field(
-        default=64, ge=8, doc="number of good steps that a spike is judged by; with fewer, no step is a spike"
+        default=64,
+        ge=8,
+        most=1_000_000,
+        doc="number of good steps that a spike is judged by; with fewer, no step is a spike",
     )
     loss_spike: float | None = field(
         default=10.0,

@@ -38,5 +38,8 @@ class Rent:
         doc="longest time that a machine is kept while its outputs cannot be stored; what is missing is then named",
     )
     wait_minutes: float | None = field(
-        default=60.0, ge=0, doc="longest wait for capacity, then the attempt ends as no_capacity; null: for ever"
+        default=60.0,
+        ge=0,
+        most=525_600,
+        doc="longest wait for capacity, then the attempt ends as no_capacity; null: for ever",
     )

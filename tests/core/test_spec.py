@@ -213,3 +213,8 @@ def test_a_number_above_its_bound_is_refused_in_a_new_spec_and_read_in_a_stored_
     spec = {"name": "a", "command": ["true"], section: {name: 10**8}}
     assert "at most" in faults(spec)[path]
     assert getattr(getattr(build(JobSpec, spec), section), name) == 10**8
+
+
+@pytest.mark.parametrize("name", ["A\nB", "A B", "A\x1b[2J", "\u202eA"])
+def test_a_name_of_the_environment_that_a_shell_would_misread_is_refused(name: str) -> None:
+    assert any("environment variable" in message for message in faults({**GOOD, "env": {name: "1"}}).values())

@@ -100,6 +100,11 @@ def test_a_target_nobody_knows_is_a_fault_of_the_spec(client: TestClient, db: Da
         (b"{", "application/json", (400, "not_json")),
         (b"[" * 100_000, "application/json", (400, "not_json")),
         (b'{"name": NaN}', "application/json", (400, "not_json")),
+        (
+            b'{"name": "a", "command": ["true"], "target": "local", "target": "x"}',
+            "application/json",
+            (400, "not_json"),
+        ),
         (b"\xff\xfe\x00", "application/json", (400, "not_json")),
         (b"[]", "application/json", (422, "bad_spec")),
         (b"{}", "text/plain", (415, "not_json")),

@@ -215,9 +215,20 @@ def parse_spec(mapping: object) -> JobSpec:
     Rows with older specs are read by `build`: a bound that was added later does not make them unreadable.
     """
     try:
-        return build_new(JobSpec, mapping)
+        spec = build_new(JobSpec, mapping)
     except SpecError as error:
         raise SpecError([*error.faults, *_faults_between(mapping, error.faults)]) from None
+    if faults := [*spec.slurm.faults_of_spec(), *_bad_names(spec.env)]:
+        raise SpecError(faults)
+    return spec
+
+
+def _bad_names(env: Mapping[str, str]) -> Iterator[Fault]:
+    """Names that a shell, a batch script or a log would read as something else."""
+    for name in env:
+        if not name.isprintable() or any(c.isspace() for c in name):
+            message = "not a name for an environment variable: it holds a space or a control character"
+            yield Fault(path=f"env.{name!r:.80}", message=message)
 
 
 def _faults_between(mapping: object, faults: Sequence[Fault]) -> Iterator[Fault]:

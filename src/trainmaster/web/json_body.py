@@ -14,7 +14,7 @@ _LARGEST = 2**63  # integers of a database and of other languages
 def parse(body: bytes) -> Any:
     """The JSON value of a body; Refused (400) where it is none, or nested, large or encoded beyond use."""
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise Refused(400, "not_json", f"the body is not JSON: {message}") from error
@@ -37,6 +37,13 @@ def _check(value: Any, depth: int) -> None:
     elif isinstance(value, list):
         for item in value:
             _check(item, depth + 1)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):  # a reader before us may have judged the one that is dropped here
+        raise ValueError("a key stands twice in one object")
+    return value
 
 
 def _refuse_constant(word: str) -> None:

@@ -17,6 +17,7 @@ from trainmaster.core.errors import SpecError, TargetError
 from trainmaster.core.plan import rank_log
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, TargetState
+from trainmaster.core.vendors.slurm import SlurmOptions
 from trainmaster.remote.slurm import parse
 from trainmaster.remote.slurm.parse import SlurmJob
 from trainmaster.targets.slurm.node_list import SlurmNode, list_nodes, parse_nodes
@@ -96,9 +97,17 @@ def test_an_abbreviated_option_is_refused_as_the_whole_one(word: str) -> None:
         parse_spec({"name": "a", "command": ["true"], "slurm": {"options": [word]}})
 
 
-@pytest.mark.parametrize("word", ["--exclusive=user", "--time-min=5", "--nice=100", "--gres-flags=enforce-binding"])
+@pytest.mark.parametrize("word", ["--exclusive=user", "--time-min=5", "--switches=1", "--gres-flags=enforce-binding"])
 def test_other_options_are_taken(word: str) -> None:
     parse_spec({"name": "a", "command": ["true"], "slurm": {"options": [word]}})
+
+
+@pytest.mark.parametrize("word", ["--priority=TOP", "--nice=-100", "--bbf=/root/x", "--mail-user=all@example.org",
+                                  "--hold", "--prior=TOP", "--acctg-freq=1"])  # fmt: skip
+def test_an_option_that_is_not_on_the_list_is_for_the_cluster_file(word: str) -> None:
+    with pytest.raises(SpecError, match="cannot be set by a job"):
+        parse_spec({"name": "a", "command": ["true"], "slurm": {"options": [word]}})
+    assert SlurmOptions(options=(word,)).options
 
 
 def test_the_reason_of_a_node_adds_no_node_and_no_state() -> None:

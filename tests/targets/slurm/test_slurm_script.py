@@ -42,7 +42,7 @@ def test_a_whole_script_is_valid_shell_and_has_every_option(tmp_path: Path) -> N
         slurm={
             "partition": "gpu", "account": "lab", "qos": "high", "constraint": "h100&ib", "reservation": "r1",
             "gpus_per_node": 8, "gpu_type": "h100", "cpus_per_node": 96, "memory_gib": 1000.5, "exclusive": True,
-            "nodelist": ["n[1-2]"], "exclude": ["n7", "n9"], "requeue": True, "options": ["--nice=100"],
+            "nodelist": ["n[1-2]"], "exclude": ["n7", "n9"], "requeue": True, "options": ["--switches=1"],
             "task_prolog": "/opt/prolog.sh",
         },
     )  # fmt: skip
@@ -51,7 +51,7 @@ def test_a_whole_script_is_valid_shell_and_has_every_option(tmp_path: Path) -> N
         "--output=/shared/jobs/j/attempts/1/slurm-%j.log", "--open-mode=append", "--nodes=2", "--ntasks=2",
         "--ntasks-per-node=1", "--partition=gpu", "--account=lab", "--qos=high", "--constraint=h100&ib",
         "--reservation=r1", "--gres=gpu:h100:8", "--cpus-per-task=96", "--mem=1024512M", "--exclusive",
-        "--nodelist=n[1-2]", "--exclude=n7,n9", "--time=127", "--signal=B:USR1@210", "--requeue", "--nice=100",
+        "--nodelist=n[1-2]", "--exclude=n7,n9", "--time=127", "--signal=B:USR1@210", "--requeue", "--switches=1",
     ]  # fmt: skip
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1" in text and "--task-prolog=/opt/prolog.sh" in text
     path = tmp_path / "batch.sh"

@@ -29,6 +29,8 @@ APPRISE_S = 30.0
 _THREADS = 16  # that may hang at the same time, in a resolver or in a library
 # Cloud metadata services that do not live on a link-local address.
 _METADATA = frozenset({"fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16"})
+# Networks whose addresses end in an IPv4 address: NAT64, its local prefix, and the compatible ones of RFC 4291.
+_EMBEDDING = [ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")]
 
 T = TypeVar("T")
 Resolve = Callable[[str, int], list[str]]
@@ -232,8 +234,8 @@ def _may_send(text: str) -> bool:
     """Whether an address may be sent to. Private networks may: receivers of one's own are there, behind TLS. This
     machine may not: a server of ours would take the message for one of its own user."""
     address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    if isinstance(address, ipaddress.IPv6Address) and (inner := _carried(address)) is not None:
+        return _may_send(str(inner))
     return not (
         address.is_loopback
         or address.is_link_local  # the metadata services of most clouds
@@ -242,6 +244,17 @@ def _may_send(text: str) -> bool:
         or str(address) in _METADATA
         or _is_own(str(address))
     )
+
+
+def _carried(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that an IPv6 one stands for: mapped, NAT64 (RFC 6052, RFC 8215), 6to4, Teredo, compatible."""
+    if address.ipv4_mapped is not None or address.sixtofour is not None:
+        return address.ipv4_mapped or address.sixtofour
+    if address.teredo is not None:
+        return address.teredo[1]
+    if any(address in network for network in _EMBEDDING) and address.packed[-4:] != b"\0\0\0\1":
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return None
 
 
 def _is_own(address: str) -> bool:

@@ -21,6 +21,14 @@ _OWN = frozenset(
     "gpus-per-node help input job-name kill-on-bad-exit no-requeue nodelist nodes ntasks ntasks-per-node open-mode "
     "output parsable quiet requeue signal test-only time uid usage version wait wrap".split()
 )
+# Options that a spec may add: what nodes, memory and placement a job gets. None that changes its place in the queue
+# (priority, nice), runs or reads a file as root (bbf, prolog) or sends mail; a cluster file may have those.
+_OF_SPECS = frozenset(
+    "begin contiguous cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
+    "exclusive extra-node-info gpu-bind gpu-freq gpus gpus-per-socket gpus-per-task gres-flags hint licenses mem-bind "
+    "mem-per-cpu mem-per-gpu mincpus network no-kill overcommit oversubscribe prefer sockets-per-node spread-job "
+    "switches threads-per-core time-min tmp tres-bind tres-per-task use-min-nodes wckey".split()
+)
 _OTHER = frozenset({"gpus"})  # beginnings of the above that are options themselves
 Runtime = Literal["engine", "pyxis", "apptainer", "singularity"]
 
@@ -82,7 +90,7 @@ class SlurmOptions:
         example="/opt/epilog.sh",
         doc="program of each node after the end (srun --task-epilog)",
     )
-    options: tuple[str, ...] = field(default=(), doc="further options of sbatch, as [--licenses=matlab, --nice=100]")
+    options: tuple[str, ...] = field(default=(), doc="further options of sbatch, as [--licenses=matlab, --switches=1]")
 
     def faults(self) -> Iterator[Fault]:
         for name in ("nodelist", "exclude"):
@@ -95,11 +103,19 @@ class SlurmOptions:
         for number, word in enumerate(self.options):
             match = _OPTION.fullmatch(word)
             if match is None:
-                message = f"{word!r:.80} is no option of sbatch without spaces; write for example --nice=100"
+                message = f"{word!r:.80} is no option of sbatch without spaces; write for example --switches=1"
                 yield Fault(path=f"options[{number}]", message=message)
             elif match[1] not in _OTHER and any(own.startswith(match[1]) for own in _OWN):  # sbatch takes beginnings
                 message = f"--{match[1]} is set by Trainmaster; use the field of `slurm:` or `resources:`"
                 yield Fault(path=f"options[{number}]", message=message)
+
+    def faults_of_spec(self) -> Iterator[Fault]:
+        """Options that a job may not set; the cluster file, which is the administrator's, may."""
+        for number, word in enumerate(self.options):
+            name = word.partition("=")[0].removeprefix("--")
+            if name not in _OF_SPECS:
+                message = f"--{name:.80} cannot be set by a job; allowed: {', '.join(sorted(_OF_SPECS))}"
+                yield Fault(path=f"slurm.options[{number}]", message=message)
 
     def over(self, defaults: SlurmOptions) -> SlurmOptions:
         """These options, with `defaults` where nothing is stated. Excluded nodes and further options are joined."""

@@ -15,7 +15,7 @@ import pytest
 
 from trainmaster.control import budget, reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.core.errors import OverBudget
+from trainmaster.core.errors import OverBudget, SpecError
 from trainmaster.core.money.cost import add_up, month_of
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
@@ -148,6 +148,13 @@ def test_a_price_that_nobody_knows_makes_a_cost_that_nobody_knows(db: Database) 
     assert attempt_of(db, known).stop_reason is None
     row = attempt_of(db, unknown)
     assert row.stop_reason is Reason.OVER_BUDGET and "cannot be held" in row.message, "a cap that cannot be counted"
+
+
+def test_a_cap_on_a_target_of_unknown_price_is_refused_before_there_is_a_row(db: Database) -> None:
+    with pytest.raises(SpecError, match=r"limits.max_cost: the price of slurm is not known.*price_per_hour"):
+        submitting.submit(db, replace(spec("lab", max_cost=5), target="slurm"))
+    assert jobs.count_jobs(db) == 0
+    assert submitting.submit(db, replace(spec("lab", max_cost=5, price=2), target="slurm")).status is Status.PENDING
 
 
 def rent(db: Database, attempt: str, nonce: str, state: str, cents: float | None, **times: datetime) -> None:

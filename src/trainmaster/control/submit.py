@@ -16,7 +16,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Placement, Target
+from trainmaster.targets import Placement, Rents, Target
 
 LOCAL = "local"  # caller name of the command line working on the database itself
 
@@ -41,7 +41,12 @@ def submit_once(
     workdir.check_known(db, spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
-    planned = load(spec.target).plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
+    target = load(spec.target)
+    planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
+    price = budget.price_of(spec, planned.handle)
+    if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):
+        message = f"the price of {spec.target} is not known, so this cap cannot be held; state resources.price_per_hour"
+        raise SpecError([Fault(path="limits.max_cost", message=message)])
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
@@ -50,7 +55,7 @@ def submit_once(
             first = spec.resume_from
             if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
-            budget.admit(conn, spec.project, price=budget.price_of(spec, planned.handle), now=at)
+            budget.admit(conn, spec.project, price=price, now=at)
             detail = {"name": spec.name, "project": spec.project, "target": spec.target}
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
     return _known(db, job_id), new

@@ -4,12 +4,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
 WORKERS ?= 3
+# Which cases of matrices `make test` draws (tests/sampling.py); `make parallel SAMPLE=2026-11-17` repeats those of a day.
+SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
-	properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
 	ssh-64 soak-ssh contract-k8s testbed-k8s
 
 help: ## this list
@@ -39,13 +41,16 @@ quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or s
 	$(BIN)/pytest -n 2 --dist loadfile -p no:schemathesis -p no:playwright -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
-	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
+	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 	$(BIN)/pytest -rs -m alone
 
 affected: $(VENV)/.dev ## the tests whose imports reach a file that differs from main; BASE=HEAD~1 compares with another commit
 	@$(BIN)/python tools/affected.py $(or $(BASE),main) -n $(WORKERS) --dist loadfile
+
+matrices: $(VENV)/.dev ## every case of the tests of which `make test` draws some
+	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile -m "matrix and not alone"
 
 properties: $(VENV)/.dev ## the property tests with new random cases, 1,000 each where a test states no number
 	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not alone" --hypothesis-profile=search

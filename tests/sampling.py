@@ -1,0 +1,47 @@
+"""Matrices: `make test` runs some of many alike cases, drawn by the day; `make matrices` runs every one.
+
+`@pytest.mark.matrix(one_in=5)` on a parametrised test or on a module. TRAINMASTER_SAMPLE is the seed and switches this
+on; the same seed draws the same cases. Without it, as in `pytest FILE`, nothing is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+VARIABLE = "TRAINMASTER_SAMPLE"
+
+
+def pytest_report_header() -> str | None:
+    seed = os.environ.get(VARIABLE)
+    return f"matrices: sampled; {VARIABLE}={seed} draws the same cases" if seed else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    seed = os.environ.get(VARIABLE)
+    if not seed:
+        return
+    kept = draw(((item.nodeid, one_in(item)) for item in items), seed)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
+
+
+def one_in(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("matrix")
+    return int(mark.kwargs["one_in"]) if mark else 1
+
+
+def draw(cases: Iterable[tuple[str, int]], seed: str) -> set[str]:
+    """Node ids to run, of (node id, one in how many); of each test one case at least."""
+    tests: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for nodeid, part in cases:
+        tests[nodeid.partition("[")[0], part].append(nodeid)
+    kept: set[str] = set()
+    for (_, part), alike in tests.items():
+        by_lot = sorted(alike, key=lambda nodeid: hashlib.sha256(f"{seed} {nodeid}".encode()).digest())
+        kept.update(by_lot[: max(1, round(len(alike) / part))])
+    return kept

@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from kube import Kube
 from sims.kubernetes.operator import Operator, Settings
 from trainmaster import targets
+from trainmaster.cli.main import build
 from trainmaster.cluster.hyperpod import manifest, objects, run
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall
@@ -56,11 +58,16 @@ def words(settings_file: SettingsFile, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def call(words: list[str], *more: str) -> tuple[int, Any]:
-    done = subprocess.run([*words, *more], capture_output=True, text=True, check=False, timeout=100)
+    """Exit code and output of a verb, in this process; words begin with those of a new interpreter."""
+    done = CliRunner().invoke(build(guarded=True), [*words[3:], *more], env={"COLUMNS": "400"})
+    return done.exit_code, parsed(done.stdout, done.stderr)
+
+
+def parsed(stdout: str, stderr: str) -> Any:
     try:
-        return done.returncode, json.loads(done.stdout)
+        return json.loads(stdout)
     except ValueError:
-        return done.returncode, done.stdout + done.stderr
+        return stdout + stderr
 
 
 def left(kube: Kube, namespace: str) -> set[str]:
@@ -332,7 +339,9 @@ def test_pods_carry_the_label_and_checkpoints_go_to_fsx() -> None:
 
 
 def test_the_framework_of_this_clone_is_whole() -> None:
-    code, answer = call([sys.executable, str(FRAMEWORK / "tools" / "validate_test_setup.py"), "--json"])
+    program = [sys.executable, str(FRAMEWORK / "tools" / "validate_test_setup.py"), "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=100)
+    code, answer = done.returncode, parsed(done.stdout, done.stderr)
     assert set(verdicts(answer)) == {"files", "scripts", "programs", "make_targets"}
     assert [name for name, word in verdicts(answer).items() if word == "fail"] in ([], ["programs"])
     assert code == (0 if answer["overall"] == "PASS" else 1)

@@ -233,3 +233,17 @@ def test_databases_may_be_made_at_the_same_time(tmp_path: Path) -> None:
         with db.read() as conn:
             assert inspect(conn).has_table("outbox")
         db.close()
+
+
+def test_a_writer_that_gets_no_turn_says_so_after_one_wait_not_two(
+    sqlite_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 50)
+    with sqlite_db.write(), ThreadPoolExecutor(1) as other:
+
+        def write() -> None:
+            with sqlite_db.write():
+                pass
+
+        with pytest.raises(StoreError, match="the database is locked"):
+            other.submit(write).result(timeout=30)

@@ -26,7 +26,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from trainmaster.core.errors import MissingExtra, StoreError
 from trainmaster.core.events import clean_value
 
-_BUSY_MS = 30_000  # longest wait for another process's write; ours last milliseconds
+_BUSY_MS = 15_000  # longest wait for another process's write; ours last milliseconds, and a caller waits for both
 _CONNECT_S = 10  # longest wait for a connection to PostgreSQL, for each of its addresses
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -90,13 +90,18 @@ class Database:
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Our turn among this process's writers, after at most as long as SQLite waits; then it says what is wrong."""
-        held = self._line is not None and self._line.acquire(timeout=_BUSY_MS / 1000)
+        """Our turn among this process's writers, after at most as long as SQLite waits for other processes."""
+        if self._line is None:
+            yield
+            return
+        if not self._line.acquire(timeout=_BUSY_MS / 1000):
+            raise StoreError(
+                f"no turn to write within {_BUSY_MS / 1000:g} s: the database is locked; nothing was changed"
+            )
         try:
             yield
         finally:
-            if held and self._line is not None:
-                self._line.release()
+            self._line.release()
 
     def close(self) -> None:
         self.engine.dispose()

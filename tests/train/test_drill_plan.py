@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.config.train import CheckpointConfig, WatchConfig
 from trainmaster.core.errors import UsageError
+from trainmaster.core.results import Verdict
 from trainmaster.train.drill import failpoints
 from trainmaster.train.drill import plan as plans
 from trainmaster.train.drill.plan import DrillPlan
+from trainmaster.train.drill.record import Attempt
+from trainmaster.train.drill.run import Drill
 
 from .runs import tiny
 
@@ -84,3 +88,17 @@ def test_the_other_number_of_ranks_must_share_the_batch() -> None:
     assert plans.pick_other(CONFIG, 1, limit=1) is None  # one GPU: no other number there
     assert make(other=0).attempts[-1].ranks == 4
     assert make(other=3).attempts[-1].ranks == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "other", "verdict"),
+    [(1, None, Verdict.SKIP), (None, 0, Verdict.SKIP), (3, None, Verdict.ERROR)],
+    ids=["one GPU", "left out", "three GPUs that cannot share the batch"],
+)
+def test_another_number_of_ranks_is_left_out_where_one_gpu_cannot_have_it(
+    limit: int | None, other: int | None, verdict: Verdict, tmp_path: Path
+) -> None:
+    config = tiny(steps=5000, batch_sequences=1, eval_sequences=0)
+    plan = plans.make(config, processes=1, other=other, kills=1, seed=0, limit=limit)
+    whole = Attempt(ranks=1, codes=(0,), events=(), samples={})
+    assert Drill(plan, tmp_path, lambda *_: None)._other_ranks(whole, []).verdict is verdict

@@ -30,7 +30,8 @@ def drill(
         int | None, typer.Option("--processes", "-n", min=1, help="Ranks; without: one per GPU, or two on CPUs.")
     ] = None,
     other: Annotated[
-        int | None, typer.Option(min=0, help="Ranks of the last resume; without: half as many. 0 leaves it out.")
+        int | None,
+        typer.Option(min=0, help="Ranks of the last resume; without: half as many. 0 leaves it out, as one GPU does."),
     ] = None,
     kills: Annotated[int, typer.Option(min=1, max=20, help="How often the run is killed.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the kills: the same seed kills at the same places.")] = 0,

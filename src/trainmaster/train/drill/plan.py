@@ -54,6 +54,7 @@ class DrillPlan:
     attempts: tuple[DrillAttempt, ...]
     other: int | None  # the other number of ranks; None: none was wanted or possible
     other_wanted: bool
+    limit: int | None  # ranks this machine takes, one per GPU; None: CPUs, any number
     seed: int
 
 
@@ -87,6 +88,7 @@ def make(
         attempts=tuple(_plan_attempts(short, processes=processes, other=size, kills=kills, dice=dice)),
         other=size,
         other_wanted=other != 0,
+        limit=limit,
         seed=seed,
     )
 

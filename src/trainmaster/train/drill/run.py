@@ -215,6 +215,8 @@ class Drill:
     def _other_ranks(self, reference: Attempt, attempts: list[Attempt]) -> Finding:
         if not self.plan.other_wanted:
             return skip("left out on request", proof="--other 0")
+        if self.plan.other is None and self.plan.limit == 1:
+            return skip("not tried: a resume on another number of ranks needs two GPUs", proof="this node shows 1 GPU")
         if self.plan.other is None:
             return error(
                 "no other number of ranks can share this batch here",

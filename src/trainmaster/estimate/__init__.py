@@ -35,6 +35,7 @@ class Cluster:
     gpus: int
     gpus_per_node: int
     bus_gbps: float | None = None  # between all of them, as an all-reduce measures it; None: not published
+    power_w: float | None = None  # limit of each card; None: the datasheet's
 
     @property
     def nodes(self) -> int:
@@ -65,7 +66,15 @@ def estimate(config: TrainConfig, cluster: Cluster) -> Estimate:
     unknown = speeds.missing(gpu, setting) if gpu is not None else "no GPU model was named"
     speed = None
     if gpu is not None and unknown is None:
-        speed = speeds.measure(config.model, setting, gpu, facts.speed, bus_gbps=cluster.bus_gbps)
+        speed = speeds.measure(
+            config.model,
+            setting,
+            gpu,
+            facts.speed,
+            bus_gbps=cluster.bus_gbps,
+            nodes=cluster.nodes,
+            power_w=cluster.power_w,
+        )
     return Estimate(
         setting=setting,
         memory=memories.measure(config.model, setting, facts.memory),

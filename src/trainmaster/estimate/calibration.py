@@ -38,6 +38,8 @@ class SpeedFacts:
     step_s: float  # of each step: waiting for the loss, the norm, the next batch
     gather_share: float  # of the published bus bandwidth of an all-reduce
     overlap_share: float  # of the computing during which communication is hidden
+    power_exponent: float  # rate of products under a power limit: (limit over the datasheet's power) to this
+    scale_share: float  # of a step, for each doubling of the nodes: latency of gathers, the slowest of many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class Calibration:
     measured_on: str  # the GPU of the measurements
     save_gbps: float  # of one node: a save with hashes, synced
     sources: Mapping[str, str]
+    published: tuple[Mapping[str, Any], ...]  # runs of other trainers on several GPUs, each with its source
 
 
 @functools.cache
@@ -68,4 +71,5 @@ def parse(document: Mapping[str, Any]) -> Calibration:
         measured_on=document["measured_on"],
         save_gbps=document["save_gbps"],
         sources=document["source"],
+        published=tuple(document["published"]),
     )

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from trainmaster.core import gpus
 from trainmaster.core.config import default_lr
 from trainmaster.core.config.schedule import learning_rate
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import GpuModel
-from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, shapes
+from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, published, shapes
+from trainmaster.estimate.published import FindBus
 from trainmaster.models import family
 
 _CURVE_POINTS = 120
-
-
-class Bus(Protocol):
-    """A published bandwidth between GPUs."""
-
-    @property
-    def gbps(self) -> float: ...
-    @property
-    def source(self) -> str: ...
-
-
-class FindBus(Protocol):
-    """The published bandwidth between GPUs of a model on that number of nodes; None where there is none."""
-
-    def __call__(self, gpu: GpuModel, *, nodes: int) -> Bus | None: ...
+_LEAST_TOKENS = 1024  # a context below this is another model
+_OTHER_TRAINER = (
+    "more GPUs with a larger batch_sequences; or a trainer with tensor and pipeline parallelism (torchtitan, "
+    "Megatron-Bridge), run as `command:` of a job"
+)
 
 
 def build(
@@ -45,6 +36,8 @@ def build(
 ) -> dict[str, Any]:
     """The whole plan of a config on a cluster. `words` are the config's arguments on a command line."""
     result = estimate(config, cluster)
+    if result.fits is False:  # what cannot run has no speed
+        result = replace(result, speed=None)
     counts = shapes.count(config.model)
     step_tokens = config.batch_sequences * config.sequence_tokens
     steps = -(-tokens // step_tokens) if tokens is not None else config.steps
@@ -67,7 +60,7 @@ def build(
         "memory": _memory(result),
         "fits": result.fits,
         "speed": _speed(result),
-        "speed_unknown": result.speed_unknown,
+        "speed_unknown": "it does not fit" if result.fits is False else result.speed_unknown,
         "run": _run(config, result, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
         "checkpoint": checkpoint,
         "suggestion": _suggestion(config, cluster, words),
@@ -194,7 +187,12 @@ def _would_fit(config: TrainConfig, cluster: Cluster, find_bus: FindBus) -> list
         way = choose.fastest(changed, cluster) if changed != config else None
         if way is not None:
             ways.append(f"{word}{_with(way.overrides)}")
-    return ways
+    for tokens in (config.sequence_tokens // 2, config.sequence_tokens // 4):
+        shorter = choose.fastest(replace(config, sequence_tokens=tokens), cluster) if tokens >= _LEAST_TOKENS else None
+        if shorter is not None:
+            ways.append(f"sequence_tokens={tokens} (a shorter context){_with(shorter.overrides)}")
+            break
+    return ways or [_OTHER_TRAINER]
 
 
 def _table(config: TrainConfig, find_bus: FindBus) -> list[dict[str, Any]]:
@@ -250,7 +248,14 @@ def _notes(
         if cluster.bus_gbps is None or bus is None:
             notes.append("no bandwidth between these GPUs is published: speed is an upper bound")
         else:
-            notes.append(f"between GPUs: {bus.source}; several GPUs were never measured here")
+            notes.append(f"between GPUs: {bus.source}")
+            low, high = published.span(find_bus)
+            notes.append(
+                f"several GPUs were never measured here; planned over published speed of other trainers on 8 to 128 "
+                f"GPUs: {low:.2f} to {high:.2f} (docs/how/plan.md)"
+            )
+    if cluster.power_w is None and cluster.gpu is not None and cluster.gpu.power_w is not None:
+        notes.append(f"cards at their {cluster.gpu.power_w:g} W; --power states a lower limit")
     if config.model.experts is not None:
         notes.append("mixtures of experts were never measured here; experts are taken as evenly used")
     expected = default_lr.expected_lr(config.model.name, config.model.width)

@@ -7,6 +7,7 @@ docs/how/plan.md describes the basis and the limits of each figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,10 +46,22 @@ def missing(gpu: GpuModel, setting: Setting) -> str | None:
     return None
 
 
-def measure(model: ModelConfig, setting: Setting, gpu: GpuModel, facts: SpeedFacts, *, bus_gbps: float | None) -> Speed:
-    """One step of this model. `bus_gbps` is the bus bandwidth between its ranks; None: communication costs nothing."""
+def measure(
+    model: ModelConfig,
+    setting: Setting,
+    gpu: GpuModel,
+    facts: SpeedFacts,
+    *,
+    bus_gbps: float | None,
+    nodes: int = 1,
+    power_w: float | None = None,
+) -> Speed:
+    """One step of this model. `bus_gbps` is the bus bandwidth between its ranks; None: communication costs nothing.
+
+    `power_w` is the power limit of the cards; None: that of the datasheet.
+    """
     cost = family.of(model).block_cost(model)
-    clock = _Clock(model=model, cost=cost, setting=setting, gpu=gpu, facts=facts)
+    clock = _Clock(model=model, cost=cost, setting=setting, gpu=gpu, facts=facts, power_w=power_w)
     passes = setting.passes
     parts = {
         "matrices": passes * clock.matrices(),
@@ -63,6 +76,8 @@ def measure(model: ModelConfig, setting: Setting, gpu: GpuModel, facts: SpeedFac
         parts["communication"] = clock.exposed(busy - parts["update"], bus_gbps)
     # The host only shows where it is slower than the GPU it feeds.
     parts["host"] = facts.step_s + max(0.0, passes * model.layers * facts.block_s - busy)
+    if nodes > 1:
+        parts["scale"] = sum(parts.values()) * facts.scale_share * math.log2(nodes)
     step_s = sum(parts.values())
     tokens_per_s = setting.step_tokens / step_s
     peak = (gpu.bf16_tflops or 0.0) * 1e12 * setting.ranks
@@ -79,6 +94,7 @@ class _Clock:
     setting: Setting
     gpu: GpuModel
     facts: SpeedFacts
+    power_w: float | None
 
     def matrices(self) -> float:
         """The products of all blocks: forward, twice that backward, and what is computed again."""
@@ -157,7 +173,7 @@ class _Clock:
         size = self.setting.compute_bytes
         rate = self._peak() * self.facts.matrix_share
         if self.setting.float8 and in_blocks:
-            rate, size = (self.gpu.fp8_tflops or 0.0) * 1e12 * self.facts.float8_share, 1
+            rate, size = (self.gpu.fp8_tflops or 0.0) * 1e12 * self._power() * self.facts.float8_share, 1
         moved = size * (rows * wide + out * wide) + self.setting.compute_bytes * rows * out
         return max(2 * rows * out * wide / rate, self._bytes(moved))
 
@@ -169,7 +185,13 @@ class _Clock:
         return moved / (1e9 * (self.gpu.hbm_gbps or 0.0) * self.facts.memory_share)
 
     def _peak(self) -> float:
-        return 1e12 * (self.gpu.bf16_tflops or 0.0)
+        return 1e12 * (self.gpu.bf16_tflops or 0.0) * self._power()
+
+    def _power(self) -> float:
+        """Share of the peak that a power limit below the datasheet's leaves."""
+        if self.power_w is None or self.gpu.power_w is None:
+            return 1.0
+        return float(min(1.0, self.power_w / self.gpu.power_w) ** self.facts.power_exponent)
 
 
 def _nearest(shares: Mapping[int, float], size: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,9 @@ def plan(
     disk: Annotated[
         float | None, typer.Option("--disk", min=0.001, help="GB/s that checkpoints are written at, per node.")
     ] = None,
+    power: Annotated[
+        float | None, typer.Option("--power", min=1, help="Power limit of each GPU in watts; else the datasheet's.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
     """Say what a run will need before it is started: memory by part, speed, time and cost.
@@ -71,7 +75,7 @@ def plan(
     wanted = document.read(lambda value: build_new(TrainConfig, yaml_file.override(value, words)), words)
     machine = _machine(instance)
     model = _model(gpu, machine.gpu if machine is not None else None)
-    cluster = _cluster(model, gpus=gpus, nodes=nodes, machine=machine)
+    cluster = replace(_cluster(model, gpus=gpus, nodes=nodes, machine=machine), power_w=power)
     _must_divide(wanted, cluster)
     answer = plan_report.build(
         wanted,

@@ -19,6 +19,7 @@ TESTS = Path(__file__).parent
 # A file that names these fixtures belongs to the group; of the contract of targets, the cases of that target.
 _USERS = {
     "slurm": re.compile(r"\bslurm: Cluster\b|\bcluster_file\b"),
+    "nodes": re.compile(r"\bnodes: Cluster\b"),
     "kube": re.compile(r"\bkube: Kube\b|\bsettings_file\b"),
 }
 _open: dict[str, contextlib.ExitStack] = {}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from kube import LIMITED
-from kube_nodes import GPUS, Cluster, cluster
+from kube_nodes import GPUS, Cluster
 from trainmaster.cli.main import build
 from trainmaster.cluster.health.offered_gpus import OFFER
 from trainmaster.targets.kubernetes import nodes as pod_nodes
@@ -25,22 +25,6 @@ from trainmaster.targets.kubernetes.node_list import NO_GPU
 
 ROOT, ATTEMPT = Path(__file__).parents[2], "trainmaster/attempt"
 pytestmark = [pytest.mark.spawns, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    with cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def target(nodes: Cluster, tmp_path: Path) -> Callable[..., str]:
-    def write(**more: Any) -> str:
-        path = tmp_path / "cluster.yaml"
-        path.write_text(yaml.safe_dump(nodes.settings("default", **more)))
-        return f"kubernetes:{path}"
-
-    return write
 
 
 ACCEPT = (

@@ -12,16 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import own_image
 import trainmaster
-from kube_nodes import GPUS, Cluster, cluster
+from kube_nodes import GPUS, Cluster
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.plan import EVENTS_FILE, node_file
@@ -40,22 +39,6 @@ CONFIG = {
     "epoch_steps": STEPS, "batch_sequences": 8, "eval_sequences": 0, "sequence_tokens": 32, "device": "cpu",
     "checkpoint": {"every_steps": 4, "mode": "sync", "lease_s": 2.0},
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Cluster]:
-    with cluster() as made:
-        yield made
-
-
-@pytest.fixture
-def target(nodes: Cluster, tmp_path: Path) -> Callable[..., str]:
-    def write(**more: Any) -> str:
-        path = tmp_path / "cluster.yaml"
-        path.write_text(yaml.safe_dump(nodes.settings("default", **more)))
-        return f"kubernetes:{path}"
-
-    return write
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ CONTRACT = "tests/targets/test_target_contract.py::test_cancel_stops_it_with_the
     [
         ("tests/cli/test_remedy.py::test_x", "slurm"),
         ("tests/targets/kubernetes/test_life_cycle.py::test_x[a]", "kube"),
+        ("tests/e2e/test_kubernetes.py::test_x", "nodes"),
         (f"{CONTRACT}[slurm]", "slurm"),
         (f"{CONTRACT}[local]", None),
         ("tests/core/test_states.py::test_x", None),
@@ -36,4 +37,4 @@ def test_every_group_has_tests_in_more_than_one_file() -> None:
     """A pattern that finds nothing any more would start one testbed per worker again."""
     files = [path.relative_to(testbeds.TESTS.parent) for path in testbeds.TESTS.rglob("test_*.py")]
     groups = [testbeds.group_of(f"{file}::test_x") for file in files]
-    assert groups.count("slurm") > 4 and groups.count("kube") > 4
+    assert groups.count("slurm") > 4 and groups.count("kube") > 4 and groups.count("nodes") > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +148,15 @@ def test_a_cluster_file_with_a_login_node() -> None:
     assert "module load cuda" in submission.render()
 
 
+def test_a_python_below_a_folder_with_a_space_is_one_word() -> None:
+    settings = parse_settings({"folder": "/shared", "python": "/shared/my venv/bin/python"}, Path("/"))
+    submission = Slurm(settings).plan(
+        Placement(attempt=ATTEMPT, spec=parse_spec({"name": "a", "command": ["true"]}), job_folder=Path("/x/j"))
+    )
+    (line,) = (line for line in submission.render().splitlines() if "node_start" in line)
+    assert "/shared/my venv/bin/python" in shlex.split(line)
+
+
 @pytest.mark.parametrize(
     ("document", "path"),
     [
@@ -155,6 +165,7 @@ def test_a_cluster_file_with_a_login_node() -> None:
         ({"login": {"host": "a", "password": "x"}}, "hosts[0].password"),
         ({"defaults": {"partition": "a b"}}, "defaults.partition"),
         ({"unknown": 1}, "unknown"),
+        *(({"python": word}, "python") for word in ("a;b", "a$(b)", "`b`", "a'b", "a\nb", "a\tb", " a", "a ", "", " ")),
     ],
 )
 def test_a_wrong_cluster_file_is_refused(document: dict[str, Any], path: str) -> None:

@@ -24,7 +24,8 @@ from trainmaster.core.vendors.slurm import SlurmOptions
 from trainmaster.targets.ssh.hosts import SshHost, parse_hosts
 
 _FOLDER = r"(~|)/[^\x00\n\s'\"$`\\]*|~"
-_PATH = r"[A-Za-z0-9_./~+-]+"
+# Words of the batch script are quoted, so a space inside is safe; at an end it is a mistake.
+_PATH = r"[A-Za-z0-9_./~+-]+( +[A-Za-z0-9_./~+-]+)*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

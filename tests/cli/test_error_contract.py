@@ -217,6 +217,7 @@ def test_each_optional_package_is_mapped_to_an_extra_that_installs_it() -> None:
         assert package in names or package in ("starlette", "botocore"), f"{extra} does not install {package}"
 
 
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize("verb", sorted(CASES))
 def test_an_output_that_cannot_be_written(
     verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path
@@ -229,6 +230,7 @@ def test_an_output_that_cannot_be_written(
         )
 
 
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize("verb", sorted(verb for verb, cases in CASES.items() if cases["encoding"]))
 def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
     env = {"TRAINMASTER_TOKEN_FILE": places["bad"]}
@@ -239,6 +241,7 @@ def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer,
     check(done, verb, says=r"(?i)utf-8|not a database|not pem")
 
 
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize("verb", sorted(CASES))
 def test_a_full_disk(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
     full = tmp_path / "full"
@@ -251,6 +254,7 @@ def test_a_full_disk(verb: str, places: dict[str, str], programs: ForkServer, tm
     check(done, verb, says=r"No space left|disk is full|disk I/O error|unable to open database")
 
 
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize("verb", sorted(BASE))
 def test_a_base_install(verb: str, places: dict[str, str], base: Path, tmp_path: Path) -> None:
     words, extra = BASE[verb]
@@ -271,8 +275,10 @@ def test_a_base_install(verb: str, places: dict[str, str], base: Path, tmp_path:
         ("sqlite:////proc/none/t.db", "cannot be opened"),
     ],
 )
-def test_a_database_that_cannot_be_used(url: str, says: str, places: dict[str, str], tmp_path: Path) -> None:
-    done = run("jobs", places, tmp_path, env={"TRAINMASTER_DATABASE": url})
+def test_a_database_that_cannot_be_used(
+    url: str, says: str, places: dict[str, str], programs: ForkServer, tmp_path: Path
+) -> None:
+    done = run("jobs", places, tmp_path, env={"TRAINMASTER_DATABASE": url}, programs=programs)
     check(done, "jobs", says=re.escape(says))
     assert "hunter2" not in done.stderr
     assert not (tmp_path / "garbage").exists()
@@ -287,10 +293,10 @@ def test_postgres_without_its_driver_names_the_extra(places: dict[str, str], bas
 
 @pytest.mark.parametrize("names", [("missing", "missing"), ("spec", "spec")])
 def test_tls_files_are_read_before_an_address_is_printed(
-    names: tuple[str, str], places: dict[str, str], tmp_path: Path
+    names: tuple[str, str], places: dict[str, str], programs: ForkServer, tmp_path: Path
 ) -> None:
     cert, key = (places.get(name, str(tmp_path / name)) for name in names)
-    done = run(f"serve --port 0 --tls-cert {cert} --tls-key {key}", places, tmp_path)
+    done = run(f"serve --port 0 --tls-cert {cert} --tls-key {key}", places, tmp_path, programs=programs)
     check(done, "serve", says="--tls-cert|cannot be read")
     assert "Trainmaster at" not in done.stderr
 

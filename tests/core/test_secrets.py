@@ -109,6 +109,7 @@ def test_there_are_forty_shapes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
 def test_a_shape_is_found_in_every_field(shape: str) -> None:
     secret = SHAPES[shape]

@@ -58,6 +58,7 @@ def judge(document: dict[str, Any], *, ranks: int = 8, link: Link | None = NVLIN
 
 @pytest.mark.slow
 @pytest.mark.spawns
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_same_path_runs_on_cpus(ranks: int) -> None:
     answer = nccl.run_collectives(Host(), ranks, backend="gloo", largest="1M")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .runs import Ranks, RunHere, Start, StopAfter, tiny
+from fork_server import ForkServer
+
+from .runs import TINY, Ranks, RunHere, Start, StopAfter, tiny
 
 ENDLESS = tiny(steps=1_000_000, epoch_steps=1_000_000, checkpoint={"every_steps": 1_000_000})
 
@@ -44,6 +49,23 @@ def test_all_ranks_save_the_same_step_and_can_go_on(
     again = run_here(tmp_path, tiny(steps=last + 2))
     assert again.named("TRAINING", "start")[-1]["data"]["resumed_from"] == last
     assert sorted(again.losses) == list(range(1, last + 3))
+
+
+def test_a_rank_that_waits_for_its_peers_hears_sigterm(programs: ForkServer, tmp_path: Path) -> None:
+    """Torch waits there without running a signal's handler: it went on until its time was over."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    with socket.socket() as master, (tmp_path / "log").open("wb") as log:
+        master.bind(("127.0.0.1", 0))
+        master.listen()
+        ours = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        ours["MASTER_PORT"] = master.getsockname()[1]
+        env = {**os.environ, **{name: str(value) for name, value in ours.items()}}
+        words = ("trainmaster.train", str(tmp_path / "config.json"))
+        rank = programs.start(*words, env=env, out=log.fileno(), err=log.fileno())
+        connection, _ = master.accept()  # it asks for the store, and gets no answer
+        with connection:
+            rank.send_signal(signal.SIGTERM)
+            assert rank.wait(timeout=60) == 75, (tmp_path / "log").read_text()
 
 
 def test_a_stop_inside_an_evaluation_saves_and_the_evaluation_is_made_up_for(run_here: RunHere, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from .runs import TINY
@@ -45,6 +46,23 @@ def test_a_bad_config_exits_2_and_creates_nothing(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "batch_sequences: 9 does not divide by 2 ranks; use 8" in " ".join(ended.stderr.split())
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """They trained on for ever, and the next start failed with "in use" after its lease."""
+    training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")
+    assert training.stdout is not None
+    for line in training.stdout:
+        if "step 5/" in line:  # one is saved
+            break
+    training.kill()
+    training.communicate()
+    (attempt,) = (tmp_path / "checkpoints" / "attempts").iterdir()
+    while not (attempt / "exit.json").exists():
+        time.sleep(0.05)
+    again = train(tmp_path, "steps=6", "eval_sequences=0")
+    assert again.returncode == 0, again.stderr
+    assert "resumed from step " in again.stdout
 
 
 def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ _SWEEP_S = 10.0  # a killed process that stays longer hangs in the kernel, and n
 def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
     """Run the attempt this process has begun. Returns the record it wrote."""
     processes.adopt_orphans()
+    processes.start_guard(lambda: end_leftovers(plan))
     with Emitter(folder.path / EVENTS_FILE) as events:
         watch = Watch(plan, folder, events, signals)
         try:
@@ -33,8 +34,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         except Exception as error:  # the record must be written whatever happened
             folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
             outcome = _own_failure(error)
-        container.remove(plan)  # before its processes are killed: the engine would keep it as a broken one
-        left = processes.kill_all(plan.mark, within_s=_SWEEP_S)
+        left = end_leftovers(plan)
         if left:
             outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})
         record = _record(plan, outcome)
@@ -47,6 +47,12 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
             )
     folder.finish(record)
     return record
+
+
+def end_leftovers(plan: Plan) -> set[int]:
+    """End what still runs of an attempt but for this process; returns the processes that would not die."""
+    container.remove(plan)  # before its processes are killed: the engine would keep it as a broken one
+    return processes.kill_all(plan.mark, within_s=_SWEEP_S)
 
 
 def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Outcome:

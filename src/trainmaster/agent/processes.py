@@ -1,8 +1,9 @@
 """Nothing of an attempt stays behind: ranks die with the agent, and leftovers are found by their environment.
 
-Three nets, each for what slips through the one before. A rank asks the kernel to be killed when the agent dies. The
-agent adopts every orphan below it, so a grandchild that made itself a daemon is still below the agent. And every
-process of an attempt carries its name in the environment, which is how they are found when the agent is gone.
+Four nets, each for what slips through the one before. A rank asks the kernel to be killed when the agent dies
+(node/owner.py). The agent adopts every orphan below it, so a grandchild that made itself a daemon is still below the
+agent. Every process of an attempt carries its name in the environment, which is how they are found when the agent is
+gone. And the agent's guard, a process of its own, does just that when the agent is killed.
 """
 
 from __future__ import annotations
@@ -14,39 +15,46 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PROC = Path("/proc")
 
 
 def adopt_orphans() -> None:
     """Orphans below this process become its children instead of init's. Without Linux: nothing."""
-    if (prctl := _prctl()) is not None:
+    if (prctl := getattr(ctypes.CDLL(None), "prctl", None)) is not None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(agent: int) -> Callable[[], None]:
-    """What a child runs between fork and exec so that it is killed when `agent` dies, however that happens.
+def start_guard(clean: Callable[[], object]) -> None:
+    """Fork a process that waits for the death of this one and then calls `clean`.
 
-    The kernel counts the death of the thread that forked, so ranks are started by the agent's main thread.
+    What no signal of the kernel reaches ends so too: containers, and what a rank has started. A sweep of the attempt
+    ends the guard with the rest. Called before there is a second thread.
     """
-    prctl = _prctl()  # looked up here: between fork and exec only the plainest calls are safe
-
-    def arm() -> None:
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != agent:  # it died before the request was heard
-                os._exit(1)
-
-    return arm
-
-
-def _prctl() -> Any:
-    return getattr(ctypes.CDLL(None), "prctl", None)
+    ours, _ = os.pipe()  # the kernel closes the other end when this process ends
+    if os.fork():
+        os.close(ours)
+        return
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        # Not one descriptor of the agent stays open here: its lock would be held on.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
+        for fd in [int(entry.name) for entry in (_PROC / "self" / "fd").iterdir()]:
+            if fd > 2 and fd != ours:
+                with contextlib.suppress(OSError):  # the one that listed them
+                    os.close(fd)
+        os.read(ours, 1)
+        clean()
+    finally:
+        os._exit(0)
 
 
 def living(attempt: str) -> set[int]:

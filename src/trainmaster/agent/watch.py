@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from types import FrameType
 
 from trainmaster.agent.folder import AttemptFolder
-from trainmaster.core.plan import Plan
+from trainmaster.core.plan import OWNER_VARIABLE, Plan
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
+from trainmaster.node.owner import is_gone
 
 HEARTBEAT_S = 10.0
 _LOOK_S = 0.2  # how often the stop file is looked for
+ORPHAN_GRACE_S = 4.0  # for ranks to save after the command that started the agent was killed: all end within 5 s
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -67,6 +69,8 @@ class Watch:
         self._began = time.monotonic()
         self._next_beat = self._began
         self._stop: Stop | None = None
+        self._owner = os.environ.get(OWNER_VARIABLE, "")
+        self.orphaned_at: float | None = None  # when the command that owns the agent was found to be gone
 
     @property
     def elapsed_s(self) -> float:
@@ -92,12 +96,16 @@ class Watch:
 
     def asked(self) -> Stop | None:
         """The first request to stop, once there is one."""
+        if self.orphaned_at is None and is_gone(self._owner):
+            self.orphaned_at = time.monotonic()
         self._stop = self._stop or self._look()
         return self._stop
 
     def _look(self) -> Stop | None:
         if (text := self._folder.stop_text()) is not None:
             return parse_stop(text)
+        if self.orphaned_at is not None:
+            return Stop(reason=Reason.USER_CANCELLED, message="the command that started it was killed")
         if self._signals.asked is signal.SIGINT:
             return Stop(reason=Reason.USER_CANCELLED, message="interrupted")
         if self._signals.asked is not None:

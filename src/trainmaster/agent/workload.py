@@ -17,8 +17,8 @@ from pathlib import Path
 from trainmaster.agent import container, workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
 from trainmaster.agent.folder import AttemptFolder
-from trainmaster.agent.processes import die_with, reap
-from trainmaster.agent.watch import Stop, Watch
+from trainmaster.agent.processes import reap
+from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
 from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
 from trainmaster.core.plan import (
@@ -37,6 +37,7 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
+from trainmaster.node.owner import die_with
 
 TRAIN_FILE = "train.json"
 _SHORT_GRACE_S = 10.0  # for ranks whose peer has failed: they can save nothing that needs it
@@ -122,6 +123,8 @@ def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfo
             _send(alive, signal.SIGTERM)
         if not alive:
             return stopping
+        if stopping and watch.orphaned_at is not None:
+            stopping.deadline = min(stopping.deadline, watch.orphaned_at + ORPHAN_GRACE_S)
         if stopping and not stopping.forced and time.monotonic() >= stopping.deadline:
             stopping.forced, stopping.killed = True, len(alive)
             _send(alive, signal.SIGKILL)

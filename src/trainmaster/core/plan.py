@@ -36,6 +36,8 @@ EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT}  # EX_DATAERR, E
 
 # Set in every process of an attempt, so that none is left behind: the attempt, and `/RANK` of one of several nodes.
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"
+# Set by a command in the foreground for the agents it starts: they end with that process (node/owner.py names it).
+OWNER_VARIABLE = "TRAINMASTER_OWNER"
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
 RESUME_VARIABLE = "TRAINMASTER_RESUME_FROM"  # the job whose run this is: without its checkpoints nothing may begin

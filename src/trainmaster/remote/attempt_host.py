@@ -32,6 +32,7 @@ from trainmaster.core.plan import (
     EXIT_FILE,
     LOCK_FILE,
     OUTPUTS_FOLDER,
+    OWNER_VARIABLE,
     PLAN_FILE,
     STOP_FILE,
     ExitRecord,
@@ -305,7 +306,7 @@ async def _launch(command: Sequence[str], submission: Submission, keep_fd: int) 
         agent = [*_AGENT, "--ready-fd", str(theirs), str(plan)]
         process = await asyncio.create_subprocess_exec(
             "sh", "-c", _BACKGROUND, "sh", str(plan.with_name(AGENT_LOG)), *agent,
-            env={**job_user.job_environment(os.environ), ATTEMPT_VARIABLE: mark},
+            env={**_environment(), ATTEMPT_VARIABLE: mark},
             pass_fds=(theirs, keep_fd),
             start_new_session=True,
         )  # fmt: skip
@@ -325,11 +326,17 @@ async def _detach(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd)
     return stderr if code != 0 else None
 
 
+def _environment() -> dict[str, str]:
+    """Environment of an agent. One that a command in the foreground had started ends with that command."""
+    owner = {name: os.environ[name] for name in (OWNER_VARIABLE,) if name in os.environ}
+    return job_user.job_environment(os.environ) | owner
+
+
 async def _call(
     *command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None, text: str | None = None
 ) -> tuple[int, str]:
     """Run an agent command to its end, with `text` as its input; its exit code and output."""
-    environment = job_user.job_environment(os.environ)
+    environment = _environment()
     other: dict[str, Any] = {}
     if user is not None:
         environment |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}

@@ -14,6 +14,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers
 from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
 from trainmaster.train.run_log import RunLog, flush_output, print_traceback
+from trainmaster.train.watch.launcher import LauncherWatch
 from trainmaster.train.watch.oom import explain_memory
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog, exchange_ranks
@@ -63,7 +65,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {error}")
         return 1
     try:
-        return train(config, rank_info, environ, stop=stop, run_log=run_log)
+        with LauncherWatch(environ, stop=stop, run_log=run_log) as launcher:
+            return train(config, rank_info, environ, stop=stop, run_log=run_log, launcher=launcher)
     except CheckpointError as error:
         run_log.alarm(f"checkpoint error: {error}")
         return _BAD_CHECKPOINT
@@ -116,7 +119,15 @@ def with_time_limit(config: TrainConfig, environ: Mapping[str, str]) -> TrainCon
     return replace(config, timeouts=replace(config.timeouts, first_step_s=limit, step_s=limit))
 
 
-def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], *, stop: Stop, run_log: RunLog) -> int:
+def train(
+    config: TrainConfig,
+    rank_info: RankInfo,
+    environ: Mapping[str, str],
+    *,
+    stop: Stop,
+    run_log: RunLog,
+    launcher: LauncherWatch,
+) -> int:
     """Join the process group, train, leave. After a failure the group is not left: the others may be gone."""
     # Imported here, after the signals are taken: torch takes seconds, and a stop in them must count.
     from trainmaster.train import loop
@@ -127,9 +138,11 @@ def train(config: TrainConfig, rank_info: RankInfo, environ: Mapping[str, str], 
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
     config = with_time_limit(config, environ)
-    world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
-    watchdog.start(*exchange_ranks(rank_info))
+    with launcher.waiting_for_peers() if rank_info.world_size > 1 else nullcontext():
+        world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
+        ranks, connect = exchange_ranks(rank_info)
+    watchdog.start(ranks, connect)
     try:
         outcome = loop.run(
             config,

@@ -19,10 +19,10 @@ from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
 from trainmaster.bench.accept.options import Options, option, read, table
 from trainmaster.bench.accept.results import save
-from trainmaster.bench.parent_death import die_with
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, TrainmasterError
 from trainmaster.core.results import Overall, exit_code
+from trainmaster.node.owner import die_with_variable
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def _rank_of(folder: Path) -> int:
     """A rank of the local launcher: its options and its place are in the folder and in the environment."""
     from trainmaster.bench.accept import rank
 
-    die_with(PARENT_VARIABLE)
+    die_with_variable(PARENT_VARIABLE)
     options = schema.build(Options, json.loads((folder / "options.json").read_text()))
     info = find_info(os.environ)
 

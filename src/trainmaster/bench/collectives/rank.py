@@ -36,8 +36,8 @@ from trainmaster.bench.collectives.sweep import (
     seconds_of,
     warmups,
 )
-from trainmaster.bench.parent_death import die_with
 from trainmaster.core import schema
+from trainmaster.node.owner import die_with_variable
 
 PARENT_VARIABLE = "TRAINMASTER_BANDWIDTH_PARENT"  # the launcher's process number; ranks die with it
 SWEEP_FILE = "sweep.json"
@@ -57,7 +57,7 @@ class RankConfig:
 
 def main() -> None:
     """A rank of the local launcher."""
-    die_with(PARENT_VARIABLE)
+    die_with_variable(PARENT_VARIABLE)
     folder = Path(sys.argv[1])
     sweep = schema.build(Sweep, json.loads((folder / SWEEP_FILE).read_text()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import SERVER_FILE, HomeOption, open_home
 from trainmaster.cli._views import plot
 from trainmaster.core.errors import MissingExtra, TrainmasterError
+from trainmaster.core.plan import OWNER_VARIABLE
 from trainmaster.core.spec import JobSpec, parse_spec
 
 if TYPE_CHECKING:
@@ -125,13 +127,21 @@ class _Server:
             self._start()
 
     def _start(self) -> None:
+        from trainmaster.node.owner import die_with, name_process
+
         note, log = self._home / SERVER_FILE, self._home / "server.log"
         note.unlink(missing_ok=True)
         command = [sys.executable, "-m", "trainmaster", "serve", "--home", str(self._home), "--port", "0"]
         with log.open("ab") as out:
             # Its own session: Ctrl-C reaches us alone, and we end it after the job was cleaned up.
             self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, OWNER_VARIABLE: name_process()},  # for the agent: it ends with the demo
+                start_new_session=True,
+                preexec_fn=die_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509 (this process has one thread)
             )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self._child.poll() is None:

@@ -21,7 +21,7 @@ from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.plan import CHECKPOINTS_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
+from trainmaster.core.plan import CHECKPOINTS_VARIABLE, OWNER_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
 from trainmaster.core.schema import build_new
 from trainmaster.core.spec import JobSpec, Preflight, Resources
 from trainmaster.documents import yaml_file
@@ -113,9 +113,12 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
 
 def _run(folder: Path) -> int:
     """The agent in the foreground, with what rank 0 prints; its exit code."""
+    from trainmaster.node.owner import name_process
+
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
-    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    environment = {**os.environ, OWNER_VARIABLE: name_process()}
+    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
     with _passing_on(agent), TrainView() as view:
         offset = 0

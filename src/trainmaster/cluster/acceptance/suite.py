@@ -9,7 +9,6 @@ folder: parts with a file are not repeated, and the document states which they w
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -28,9 +27,9 @@ from trainmaster import __version__
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
 from trainmaster.core.results import Overall, exit_code
+from trainmaster.node.owner import die_with
 
 Kind = Literal["check", "bandwidth", "training", "isolation"]
-_PDEATHSIG = 1  # linux/prctl.h
 _STATE, _PARTS = "suite.json", "parts"
 _LAST = 2000  # characters of a failed part's standard error
 _LINE = 120  # characters of a line of progress
@@ -102,7 +101,8 @@ def _execute(part: Part, folder: Path, program: Sequence[str], show: Callable[[s
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
             [*program, *part.words], stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
-            env={**os.environ, **part.env}, preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has one thread)
+            env={**os.environ, **part.env},
+            preexec_fn=die_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509 (this process has one thread)
         )  # fmt: skip
         try:
             code = _wait(process, err, lambda text: show(f"{part.name}: {text}"))
@@ -251,10 +251,3 @@ def _alone(folder: Path) -> Iterator[None]:
         except OSError:
             raise UsageError(f"--out {folder}: a suite runs there now") from None
         yield
-
-
-def _die_with_parent() -> None:
-    """In the child, before its program: end with the suite, however that ends."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

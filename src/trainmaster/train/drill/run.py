@@ -18,9 +18,10 @@ from typing import Any
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, Plan, rank_log
+from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
+from trainmaster.node.owner import name_process
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
 from trainmaster.train.drill.judge import Damaged, Resume
@@ -154,7 +155,12 @@ class Drill:
         folder.mkdir(parents=True)
         path = folder / PLAN_FILE
         path.write_text(plan.to_json())
-        environment = {**os.environ, **variables, sample_log.WITNESS_VARIABLE: str(folder / "samples")}
+        environment = {
+            **os.environ,
+            **variables,
+            sample_log.WITNESS_VARIABLE: str(folder / "samples"),
+            OWNER_VARIABLE: name_process(),
+        }
         command = [sys.executable, "-m", "trainmaster.agent", str(path)]
         agent = subprocess.Popen(
             command,

@@ -110,9 +110,11 @@ def leave() -> None:
     dist.barrier()
     # A barrier that is over here may still make its connections elsewhere, and needs the store for them.
     until = time.monotonic() + _LEAVE_S
-    store.add(_LEFT, 1)
-    while rank == 0 and store.add(_LEFT, 0) < world and time.monotonic() < until:
-        time.sleep(0.01)
+    # Under torchrun its agent keeps the store: where that was killed, nobody waits at it any more.
+    with contextlib.suppress(dist.DistError):
+        store.add(_LEFT, 1)
+        while rank == 0 and store.add(_LEFT, 0) < world and time.monotonic() < until:
+            time.sleep(0.01)
     dist.destroy_process_group()
 
 

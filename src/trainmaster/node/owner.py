@@ -1,0 +1,105 @@
+"""Nothing outlives its owner: a process asks here to be killed with another, or whether that one still lives.
+
+A process is named by its number and its start, because numbers are used again. Linux only; elsewhere nothing is known
+to be gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PROC = Path("/proc")
+# What launchers set for each rank. Programs between a launcher and its rank (a shell, numactl) have them too.
+_OF_A_RANK = (
+    "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK",
+)  # fmt: skip
+# Set only by launchers that stay until their ranks have ended. RANK alone may be a shell's that is long gone.
+_OF_A_LAUNCHER = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK")
+
+
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """What a child runs between fork and exec so that it gets a signal when `parent` dies, however that happens.
+
+    The kernel counts the death of the thread that forked: a child is started by a thread that stays, as the main thread
+    does. The request is lost where the program changes its user.
+    """
+    prctl = _prctl()  # looked up here: between fork and exec only the plainest calls are safe
+
+    def arm() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+            if os.getppid() != parent:  # it died before the request was heard
+                os._exit(1)
+
+    return arm
+
+
+def die_with_variable(variable: str) -> None:
+    """Have the kernel kill this process when the launcher dies whose process number is in `variable`."""
+    if (parent := os.environ.get(variable)) is not None:
+        die_with(int(parent))()
+
+
+def _prctl() -> Any:
+    return getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def name_process(pid: int | None = None) -> str:
+    """A process as one word, this one by default: number and start."""
+    pid = os.getpid() if pid is None else pid
+    return f"{pid}:{start_of(pid) or ''}"
+
+
+def is_gone(word: str) -> bool:
+    """Whether the process of such a word has ended. A word that names none, or no /proc, proves nothing."""
+    pid, _, start = word.partition(":")
+    return bool(start) and pid.isdecimal() and (_PROC / "self").exists() and start_of(int(pid)) != start
+
+
+def start_of(pid: int) -> str | None:
+    """When a process started, in clock ticks; None where there is none, or it has ended and waits for its parent."""
+    fields = _stat(pid)
+    return None if fields is None or fields[0] in ("Z", "X") else fields[19]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped (SIGSTOP, a debugger) and does nothing until it is told to go on."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in ("T", "t")
+
+
+def find_launcher(environ: Mapping[str, str]) -> str | None:
+    """The process that started this rank and waits for it; None where there is none, or it cannot be seen.
+
+    It is the nearest process above without the variables of this rank. Inside a container there may be none.
+    """
+    if not any(name in environ for name in _OF_A_LAUNCHER):
+        return None
+    ours = {f"{name}={environ[name]}".encode() for name in _OF_A_RANK if name in environ}
+    fields = _stat(os.getpid())
+    while fields is not None and (parent := int(fields[1])) > 0:
+        if not ours <= _environment(parent):
+            return name_process(parent)
+        fields = _stat(parent)
+    return None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """State, parent, … of a process. "pid (name) state parent": a name may hold anything, brackets too."""
+    try:
+        return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _environment(pid: int) -> set[bytes]:
+    try:
+        return set((_PROC / str(pid) / "environ").read_bytes().split(b"\0"))
+    except OSError:  # another user's: a daemon of the scheduler
+        return set()

@@ -1,0 +1,74 @@
+"""Which process is above a rank, and whether it is gone: read from a /proc of files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainmaster.node import owner
+
+RANK = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "LOCAL_RANK": "1"}
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(owner, "_PROC", tmp_path)
+    (tmp_path / "self").mkdir()
+    return tmp_path
+
+
+def add(
+    proc: Path, pid: int, parent: int, *, state: str = "S", start: int = 7, env: dict[str, str] | None = None
+) -> None:
+    (proc / str(pid)).mkdir(exist_ok=True)
+    fields = [state, str(parent), *["0"] * 17, str(start), "0"]
+    (proc / str(pid) / "stat").write_text(f"{pid} (a) b) {' '.join(fields)}\n")
+    if env is not None:
+        (proc / str(pid) / "environ").write_text("".join(f"{name}={value}\0" for name, value in env.items()))
+
+
+def test_the_launcher_is_the_nearest_process_without_the_rank(proc: Path) -> None:
+    """A shell between torchrun and its rank has the rank's variables; Kubeflow gives RANK to torchrun itself."""
+    add(proc, os.getpid(), 30)
+    add(proc, 30, 20, env=RANK)  # numactl
+    add(proc, 20, 10, env={"TORCHELASTIC_RUN_ID": "outer", "RANK": "1"})
+    assert owner.find_launcher(RANK) == "20:7"
+
+
+@pytest.mark.parametrize(
+    ("environ", "parent"),
+    [
+        ({"RANK": "1", "LOCAL_RANK": "1"}, 30),  # set by a shell, which need not stay
+        (RANK, 0),  # the first process of a container
+    ],
+)
+def test_no_launcher(proc: Path, environ: dict[str, str], parent: int) -> None:
+    add(proc, os.getpid(), parent)
+    add(proc, 30, 0, env={})
+    assert owner.find_launcher(environ) is None
+
+
+def test_another_users_launcher_counts(proc: Path) -> None:
+    add(proc, os.getpid(), 30)
+    add(proc, 30, 1)  # its environment cannot be read
+    assert owner.find_launcher({"SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}) == "30:7"
+
+
+def test_a_process_is_gone_when_it_or_its_number_is(proc: Path) -> None:
+    add(proc, 30, 1)
+    word = owner.name_process(30)
+    assert not owner.is_gone(word)
+    add(proc, 30, 1, start=8)
+    assert owner.is_gone(word), "another process has its number"
+    add(proc, 30, 1, state="Z")
+    assert owner.is_gone(word), "it waits for its parent"
+    assert owner.is_gone("31:7")
+    assert not owner.is_gone("") and not owner.is_gone("31:"), "proves nothing"
+
+
+@pytest.mark.parametrize(("state", "stopped"), [("T", True), ("t", True), ("S", False), ("R", False)])
+def test_a_stopped_process(proc: Path, state: str, stopped: bool) -> None:
+    add(proc, 30, 1, state=state)
+    assert owner.is_stopped(30) is stopped

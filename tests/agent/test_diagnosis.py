@@ -58,6 +58,23 @@ LINES = [
     ("OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/run/step-5'",
      Reason.FILE_SYSTEM_ERROR),
     ("OSError: [Errno 121] Remote I/O error: '/nfs/data/0.tokens'", Reason.FILE_SYSTEM_ERROR),
+    ("gpu-1:7:9 [0] ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory",
+     Reason.FABRIC_ERROR),
+    ("libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.", Reason.FABRIC_ERROR),
+    ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", Reason.GPU_ERROR),
+    ("RuntimeError: No CUDA GPUs are available", Reason.GPU_ERROR),
+    ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+     "NumCudaDevices()? Error 802: system not yet initialized", Reason.GPU_ERROR),
+    ("BlockingIOError: [Errno 11] Resource temporarily unavailable", Reason.TARGET_ERROR),
+    ("OSError: [Errno 110] Connection timed out: '/fsx/data/3.tokens'", Reason.FILE_SYSTEM_ERROR),
+    ("botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the GetObject operation (reached max "
+     "retries: 4): Please reduce your request rate.", Reason.STORAGE_ERROR),
+    ("requests.exceptions.HTTPError: 503 Server Error: Service Temporarily Unavailable for url: https://hub/a",
+     Reason.STORAGE_ERROR),
+    ("torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+     Reason.COLLECTIVE_TIMEOUT),
+    ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 139 got signal: 15", Reason.PREEMPTED),
+    ("RuntimeError: DataLoader worker (pid(s) 7, 8) is killed by signal: Killed.", Reason.CRASHED),
     ("AssertionError: loss is NaN", Reason.SCRIPT_FAILED),
     ("requests.exceptions.ConnectionError: Connection reset by peer", Reason.SCRIPT_FAILED),
     ("retrying: MemoryErrorHandler registered", Reason.SCRIPT_FAILED),
@@ -120,6 +137,18 @@ def test_this_machine_counts_oom_kills() -> None:
 
 def test_an_exit_code_of_ours_beats_the_log() -> None:
     assert judge(rank=0, ranks=1, code=65, lines=["MemoryError"], oom_kills=0).reason is Reason.BAD_DATA
+
+
+def test_a_mount_that_fails_behind_an_exit_code_of_ours_is_a_mount() -> None:
+    lines = ["data error: OSError: [Errno 5] Input/output error: '/lustre/0.tokens'"]
+    assert judge(rank=0, ranks=1, code=65, lines=lines, oom_kills=0).reason is Reason.FILE_SYSTEM_ERROR
+
+
+def test_a_held_lock_is_no_bad_checkpoint() -> None:
+    """Its advice was to remove the checkpoint, a good one of a living run."""
+    lines = ["checkpoint error: /run/checkpoints is in use by process 7 on gpu-1"]
+    reason = judge(rank=0, ranks=1, code=69, lines=lines, oom_kills=0).reason
+    assert reason is Reason.CHECKPOINT_IN_USE and reason.rule.retry and "remove" not in reason.rule.action
 
 
 def test_evidence_is_bounded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from trainmaster.control import reap
 from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.transitions import end_overdue
-from trainmaster.core.errors import StorageUnreachable, Unreachable
+from trainmaster.core.errors import NoAccess, StorageUnreachable, TargetError, Unreachable, UsageError
+from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
@@ -26,6 +29,7 @@ from trainmaster.targets import Poll
 from .scripted import RUNNING, Scripted, at_once, take_over
 
 HOUR = timedelta(hours=1)
+RECORD = ExitRecord(attempt="x", ok=False, ended_at="2025-03-01T12:00:00+00:00")
 
 
 class World:
@@ -83,7 +87,7 @@ def test_a_start_that_keeps_failing_ends_the_attempt_at_its_deadline(
     job = world.walk(None)
     wanted = Reason.STORAGE_ERROR if stage is Stage.STAGING else Reason.TARGET_ERROR
     assert (job.status, job.reason, world.target.alive) == (Status.FAILED, wanted, set())
-    assert world.target.made("release") == 1, "something may have been started"
+    assert world.target.made("release") == (stage is Stage.STAGING), "from staging on something may have been started"
 
 
 def test_a_control_plane_that_was_away_for_long_tries_before_it_gives_up(db: Database, tmp_path: Path) -> None:
@@ -160,14 +164,87 @@ def test_a_cancelled_job_does_not_wait_long_for_a_storage_that_is_gone(db: Datab
     assert job.status is Status.CANCELLED and "could be kept: no bucket" in job.message
 
 
-def test_releasing_is_never_given_up_and_people_are_told(db: Database, tmp_path: Path) -> None:
+def test_a_release_that_fails_is_told_of_and_after_a_day_the_job_ends(db: Database, tmp_path: Path) -> None:
+    """It was tried for ever; the row stays, and reap ends what is left once the target answers."""
     world = World(db, tmp_path, RUNNING, RUNNING, Poll(state=TargetState.LOST))
     world.walk(Stage.RELEASING)
-    for hours, alarms in ((0.1, 0), (1, 1), (2, 1), (7, 2), (100, 3)):
+    for hours, alarms in ((0.1, 0), (1, 1), (2, 1), (7, 2)):
         world.late = hours * HOUR
         assert not world.fail(Unreachable("the cloud is silent"))
         assert world.news().count("instance.leaked") == alarms
         assert world.job.stage is Stage.RELEASING
+    world.late = 25 * HOUR
+    assert world.fail(Unreachable("the cloud is silent"))
+    assert (world.job.status, world.job.attempts) == (Status.FAILED, 1), "another attempt might run beside it"
+    assert "may still run" in world.job.message and "`trainmaster reap --on scripted` ends it" in world.job.message
+    (left,) = asyncio.run(reap.find(db, tmp_path, [], load=world.target.load))
+    asyncio.run(reap.end(db, left, load=world.target.load))
+    assert world.target.alive == set() and attempts.list_held(db) == []
+
+
+@pytest.mark.parametrize("error", [TargetError("no right to delete"), UsageError("no kubeconfig")])
+def test_a_target_that_refuses_to_release_ends_the_job_soon(db: Database, tmp_path: Path, error: Exception) -> None:
+    world = World(db, tmp_path, RUNNING, RUNNING)
+    world.walk(Stage.RUNNING)
+    submitting.cancel(db, world.id)
+    world.walk(Stage.RELEASING)
+    assert not world.fail(error)
+    world.late = timedelta(seconds=61)
+    assert world.fail(error)
+    assert world.job.status is Status.CANCELLED and str(error) in world.job.message
+
+
+@pytest.mark.parametrize("error", [NoAccess("no credentials"), UsageError("no kubeconfig")])
+def test_nothing_sent_is_nothing_to_release(db: Database, tmp_path: Path, error: Exception) -> None:
+    """Without credentials a job stayed in releasing for ever, and every user could make any number of them."""
+    world = World(db, tmp_path, attempts=1)
+
+    async def refuse(_attempt: str) -> None:
+        raise error
+
+    for call in ("submit", "release", "read", "list"):
+        world.target.before[call] = refuse
+    job = world.walk(None)
+    assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.TARGET_ERROR, str(error))
+    assert world.target.made("release") == 0 and attempts.list_held(db) == []
+
+
+def test_what_another_reconciler_may_have_sent_is_released(db: Database, tmp_path: Path) -> None:
+    world = World(db, tmp_path, attempts=1)
+
+    async def refuse(_attempt: str) -> None:
+        raise NoAccess("no credentials")
+
+    world.walk(Stage.STAGING)
+    world.plane.unsent.clear()  # as after a restart: the one before may have submitted
+    world.target.before["submit"] = refuse
+    assert world.walk(None).status is Status.FAILED
+    assert world.target.made("release") == 1
+
+
+@pytest.mark.parametrize(
+    ("saves", "tried"),
+    [((True,) * 4, 4), ((True, False, True, False), 4), ((True, False, False, True), 3), ((False, True), 1)],
+)
+def test_a_job_that_goes_on_saving_is_tried_again_whatever_it_says(
+    db: Database, tmp_path: Path, saves: tuple[bool, ...], tried: int
+) -> None:
+    """By its text alone: a failed script was never tried again, however far it had come."""
+    polls = [
+        Poll(state=TargetState.FAILED, exit=replace(RECORD, reason=Reason.SCRIPT_FAILED, saved_since=saved))
+        for saved in saves
+    ]
+    world = World(db, tmp_path, attempts=len(saves), grace_s=1.0)
+    seen: list[str] = []
+
+    async def next_end(attempt: str) -> None:
+        if attempt not in seen:
+            seen.append(attempt)
+        world.target.polls = [polls[len(seen) - 1]]
+
+    world.target.before["poll"] = next_end
+    job = world.walk(None, most=200)
+    assert (job.status, job.reason, job.attempts) == (Status.FAILED, Reason.SCRIPT_FAILED, tried)
 
 
 def test_a_silent_job_is_told_of_once_and_heard_again(db: Database, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +25,16 @@ def test_a_gpu_below_the_others_is_found_by_its_burst() -> None:
     ranks = [own(rank, compute_s=None, burst_s=0.001) for rank in range(7)]
     found = score([*ranks, own(7, compute_s=None, burst_s=0.0013)])[0]
     assert (found.rank, round(found.score, 3), found.what) == (7, 0.3, "compute (burst)")
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_without_a_majority_nobody_is_slow(slow: int) -> None:
+    """With two ranks one is always above the other."""
+    times = [
+        own(rank, compute_s=2.0 if rank < slow else 1.0, burst_s=0.002 if rank < slow else 0.001)
+        for rank in range(2 * slow)
+    ]
+    assert [one.name for one in score(times) if one.score > 0] == []
 
 
 def test_a_node_is_slow_when_all_of_it_is() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import platform
+import time
 import traceback
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,9 +23,12 @@ from trainmaster.node.emit import Emitter
 
 _SWEEP_S = 10.0  # a killed process that stays longer hangs in the kernel, and no signal will end it
 
+_LOOKED_AT = 20_000  # files of the checkpoint folder, at most
+
 
 def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
     """Run the attempt this process has begun. Returns the record it wrote."""
+    began = time.time()
     processes.adopt_orphans()
     processes.start_guard(lambda: end_leftovers(plan))
     with Emitter(folder.path / EVENTS_FILE) as events:
@@ -37,7 +41,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         left = end_leftovers(plan)
         if left:
             outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})
-        record = _record(plan, outcome)
+        record = _record(plan, outcome, since=began)
         reason = record.reason.value if record.reason else None
         folder.log(f"end: ok={record.ok} reason={reason} {record.message}")
         # A full disk may refuse this line; the record has its room already.
@@ -83,7 +87,7 @@ def _own_failure(error: Exception) -> Outcome:
     return Outcome(reason=Reason.DISK_FULL if full else Reason.TARGET_ERROR, message=message, evidence=evidence)
 
 
-def _record(plan: Plan, outcome: Outcome) -> ExitRecord:
+def _record(plan: Plan, outcome: Outcome, *, since: float) -> ExitRecord:
     environments = (os.environ, plan.spec.env)
     return ExitRecord(
         attempt=plan.attempt,
@@ -95,6 +99,7 @@ def _record(plan: Plan, outcome: Outcome) -> ExitRecord:
         evidence=mask(outcome.evidence, environments),
         resumable=outcome.resumable,
         saved=_has_saved(plan),
+        saved_since=_has_saved_since(Path(plan.checkpoints), since),
     )
 
 
@@ -107,3 +112,18 @@ def _has_saved(plan: Plan) -> bool | None:
         return False
     except OSError:
         return None
+
+
+def _has_saved_since(folder: Path, began: float) -> bool:
+    """Whether anything was saved in this attempt. Locks and logs, which every start writes, do not count."""
+    seen = 0
+    for above, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in (".lock", "attempts")]
+        for name in files:
+            seen += 1
+            with contextlib.suppress(OSError):
+                if (Path(above) / name).lstat().st_mtime >= began:
+                    return True
+        if seen > _LOOKED_AT:
+            break
+    return False

@@ -36,6 +36,9 @@ class Outcome:
     resumable: bool = False
 
 
+_OF_STORAGE = (Reason.FILE_SYSTEM_ERROR, Reason.STORAGE_ERROR, Reason.DISK_FULL)
+
+
 def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int, full: str | None = None) -> Outcome:
     """Outcome of a failed rank.
 
@@ -49,12 +52,16 @@ def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int,
         evidence["signal"] = _signal_name(number)
         ended = f"was killed by {evidence['signal']}" if code < 0 else f"{ended} ({evidence['signal']})"
     reason, cause = Reason.SCRIPT_FAILED, ""
+    match = find_failure(lines)
     if code in EXIT_REASONS:
         reason = EXIT_REASONS[code]
+        # Our trainer says what it could not read; whether a mount or a store failed stands in its words.
+        if match and reason in (Reason.BAD_DATA, Reason.BAD_CHECKPOINT) and match[0].reason in _OF_STORAGE:
+            reason, cause = match[0].reason, match[1]
     elif number == signal.SIGKILL and oom_kills:
         reason, cause = Reason.OUT_OF_MEMORY, "the kernel's out-of-memory killer acted in this control group"
         evidence["oom_kills"] = oom_kills
-    elif match := find_failure(lines):
+    elif match:
         reason, cause = match[0].reason, match[1]
     elif full is not None:
         reason, cause = Reason.DISK_FULL, f"no space is left where {full} is"

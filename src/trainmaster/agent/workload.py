@@ -40,7 +40,8 @@ from trainmaster.node.host import Host
 from trainmaster.node.owner import die_with
 
 TRAIN_FILE = "train.json"
-_SHORT_GRACE_S = 10.0  # for ranks whose peer has failed: they can save nothing that needs it
+_SHORT_GRACE_S = 10.0  # for ranks of a program whose peer has failed
+_TRAINER_GRACE_S = 1.0  # for ranks of our trainer then: a save needs every rank
 
 
 @dataclass(slots=True)
@@ -141,7 +142,8 @@ def _on_failure(failed: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping:
         message = f"rank {failed[0].number} stopped to be resumed (exit {RESUMABLE_EXIT})"
         stop = watch.asked() or Stop(reason=Reason.PREEMPTED, message=message)
         return _Stopping(stop=stop, deadline=time.monotonic() + grace_s)
-    return _Stopping(failed=failed, deadline=time.monotonic() + min(grace_s, _SHORT_GRACE_S))
+    short_s = _SHORT_GRACE_S if plan.spec.train is None else _TRAINER_GRACE_S
+    return _Stopping(failed=failed, deadline=time.monotonic() + min(grace_s, short_s))
 
 
 def _send(ranks: Sequence[_Rank], number: signal.Signals) -> None:

@@ -76,6 +76,7 @@ class Context:
     rest_s: Callable[[Reason, int], float] = backoff_after
     deadlines: Deadlines = field(default_factory=Deadlines)
     now: Callable[[], datetime] = _utc_now
+    unsent: set[str] = field(default_factory=set)  # attempts placed here and not submitted by anybody yet
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
         """Ask or tell a target, for so long as it may take."""

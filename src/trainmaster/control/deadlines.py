@@ -10,7 +10,9 @@ row and its time is over. A control plane that was dead for a day, or whose data
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
     collecting             what could be kept is kept, the rest is named, and the attempt is released; after a cancel
                            this also ends a copy that goes on. On rented machines `rent.collect_minutes` of failures
-    releasing              never given up; after a while a notification says that something may be left running
+    releasing              after a while a notification says that something may be left running; a target that refuses
+                           (no credentials, no kubeconfig) is given up soon, one that cannot be reached after a day:
+                           the job ends with what may be left, and `reap` finds it
     asked to stop          limits.grace_s and a margin, then it is released by force, in whatever stage it is
 """
 
@@ -46,6 +48,8 @@ class Deadlines:
     stop_margin_s: float = 60.0  # over limits.grace_s: for the agent to see the wish, sweep and write its record
     leak_s: float = 900.0  # a release that fails for so long may leave something running
     leak_again_s: float = 6 * 3600.0
+    refused_release_s: float = 60.0  # the target answers, or cannot be asked at all, and will say the same tomorrow
+    releasing_s: float = 24 * 3600.0
     longest_rest_s: float = 30.0  # between two tries of a job whose step keeps failing
     tries: int = 3  # a stage that failed less often in a row is not given up, however late it is
     # A running attempt that cannot be asked is given up after this many tries in a row, about a day: time in which
@@ -98,6 +102,12 @@ class Deadlines:
             return 0
         late_s = self.elapsed_s(job.stage_since, now) - self.leak_s
         return 0 if late_s < 0 else 1 + int(late_s // self.leak_again_s)
+
+    def must_leave(self, job: JobRow, now: datetime, *, refused: bool) -> bool:
+        """Whether a release that fails is to be given up."""
+        if job.stage_since is None or job.tries + 1 < self.tries:
+            return False
+        return self.elapsed_s(job.stage_since, now) > (self.refused_release_s if refused else self.releasing_s)
 
     def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> StopRequest | None:
         """Why an attempt that was asked just now and goes on should not."""

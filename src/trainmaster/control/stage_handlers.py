@@ -34,6 +34,7 @@ from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import (
     DiskFull,
+    NoAccess,
     NoCapacity,
     NodeLost,
     ObjectMissing,
@@ -90,7 +91,7 @@ async def _queue(context: Context, job: JobRow) -> bool:
 
 async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if request := find_stop_request(job, attempt):
-        return await abandon(context, job, attempt, request.reason, f"{request.text}; it was not started")
+        return await abandon(context, job, attempt, request.reason, f"{request.text}; it was not started", sent=False)
     target = context.load(job.target)
     if isinstance(target, Rents):  # chosen when it is launched: nothing is reserved before
         return await context.apply(job.id, lambda conn: move(conn, context, job, Stage.PROVISIONING), what="placed")
@@ -101,7 +102,7 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         except (Unreachable, NoCapacity):
             raise
         except (TargetError, UsageError) as refused:
-            return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
+            return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused), sent=False)
 
     def change(conn: Connection) -> bool:
         attempts.set_handle(conn, attempt.id, handle)
@@ -109,7 +110,10 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         # Committed before submit is called: from here on something may exist.
         return move(conn, context, job, Stage.STAGING)
 
-    return await context.apply(job.id, change, what="placed")
+    placed = await context.apply(job.id, change, what="placed")
+    if placed:
+        context.unsent.add(attempt.id)  # this process alone can know: another may have submitted and died
+    return placed
 
 
 async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
@@ -117,6 +121,8 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         # Submit may or may not have happened; release gives back whatever there is of this attempt.
         return await abandon(context, job, attempt, request.reason, f"{request.text}; it was being started")
     await store_project(context, job)
+    unsent = attempt.id in context.unsent
+    context.unsent.discard(attempt.id)
     try:
         folder = context.home / "jobs" / job.id
         await asyncio.to_thread(workdir.unpack, context.db, context.storage, job, folder)
@@ -135,7 +141,8 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     except DiskFull as full:
         return await abandon(context, job, attempt, Reason.DISK_FULL, str(full))
     except (TargetError, UsageError) as refused:
-        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused))
+        sent = not (unsent and isinstance(refused, (NoAccess, UsageError)))
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused), sent=sent)
 
     def change(conn: Connection) -> bool:
         attempts.set_handle(conn, attempt.id, handle)
@@ -201,6 +208,8 @@ async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: H
 
 
 async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
+    if handle.get("unsent"):
+        return await finish_attempt(context, job, attempt, attempt.message)
     target = context.load(job.target)
     if isinstance(target, Rents):
         return await _return(context, job, attempt, handle, target)

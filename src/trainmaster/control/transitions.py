@@ -11,12 +11,12 @@ from datetime import timedelta
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.notify.job_news import put_job_news
-from trainmaster.core.errors import NoCapacity, StorageError
+from trainmaster.core.errors import NoCapacity, StorageError, TargetError, Unreachable, UsageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import attempts, jobs
-from trainmaster.store.database import Connection
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import Poll, Rents
+from trainmaster.targets import Poll, Rents, Target, find_traits
 
 
 async def last_attempt(context: Context, job: JobRow) -> AttemptRow:
@@ -34,9 +34,13 @@ def judge(poll: Poll) -> tuple[Reason | None, str]:
     return Reason.TARGET_ERROR, poll.note or "the target says that it failed, and there is no exit record"
 
 
-async def abandon(context: Context, job: JobRow, attempt: AttemptRow, reason: Reason, message: str) -> bool:
-    """End an attempt that never came to run: there is nothing to collect."""
-    return await end_attempt(context, job, attempt, poll=None, reason=reason, message=message, to=Stage.RELEASING)
+async def abandon(
+    context: Context, job: JobRow, attempt: AttemptRow, reason: Reason, message: str, *, sent: bool = True
+) -> bool:
+    """End an attempt that never came to run: there is nothing to collect, and to release only what was sent."""
+    return await end_attempt(
+        context, job, attempt, poll=None, reason=reason, message=message, to=Stage.RELEASING, sent=sent
+    )
 
 
 async def end_attempt(
@@ -48,6 +52,7 @@ async def end_attempt(
     reason: Reason | None,
     message: str,
     to: Stage = Stage.COLLECTING,
+    sent: bool = True,
 ) -> bool:
     """Note how an attempt ended. Without a poll the target did not say so: we end it."""
     report, exit_record = (poll.state, poll.exit) if poll is not None else (attempt.report, None)
@@ -58,6 +63,9 @@ async def end_attempt(
         attempts.end_attempt(
             conn, attempt.id, report=report, reason=reason, message=message, exit_record=exit_record, at=context.now()
         )
+        if not sent:
+            attempts.set_handle(conn, attempt.id, {**(attempt.handle or {}), "unsent": True})
+            attempts.mark_released(conn, attempt.id, at=context.now())
         return True
 
     return await context.apply(job.id, change, what="over")
@@ -71,7 +79,9 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
     if job.cancel_requested or reason is Reason.USER_CANCELLED:
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
     assert reason is not None, "an attempt that did not succeed has a reason"
-    may_retry = job.spec.limits.retry.get(reason.value, reason.rule.retry)
+    may_retry = job.spec.limits.retry.get(reason.value)
+    if may_retry is None:
+        may_retry = reason.rule.retry or (reason.rule.by_progress and await _goes_on_saving(context, job))
     if not may_retry or job.attempts - await count_rerolls(context, job) >= job.spec.limits.attempts:
         return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
@@ -87,6 +97,21 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
         return True
 
     return await context.apply(job.id, change, what="queued again")
+
+
+_FRUITLESS = 2  # attempts in a row without a new checkpoint: then a failure of the program is believed
+
+
+async def _goes_on_saving(context: Context, job: JobRow) -> bool:
+    """Whether one of the last attempts saved something: what failed then was not the program from its start."""
+    tried = (await asyncio.to_thread(attempts.list_attempts, context.db, job.id))[-_FRUITLESS:]
+    return any([await asyncio.to_thread(_has_saved, context.db, attempt) for attempt in tried])
+
+
+def _has_saved(db: Database, attempt: AttemptRow) -> bool:
+    if attempt.exit is not None and attempt.exit.saved_since:
+        return True
+    return events.find_event(db, attempt.id, phase="CHECKPOINT", event="saved") is not None
 
 
 # A rented machine that was bad before the workload began does not count towards limits.attempts, so often.
@@ -136,13 +161,18 @@ def move(
 
 
 async def end_overdue(context: Context, job: JobRow, error: Exception) -> bool:
-    """After a step that failed: end what has had its time. True if the job moved; releasing is only ever told."""
+    """After a step that failed: end what has had its time. True if the job moved."""
     if job.stage in (None, Stage.QUEUED) or isinstance(error, NoCapacity):
         return False
     attempt = await last_attempt(context, job)
     if job.stage is Stage.RELEASING and attempt.released_at is None:
         await _alarm(context, job, attempt, error)
-        return False
+        # What is rented is looked for at every listing, also after its job: it is worth asking for a day.
+        refused = isinstance(error, (TargetError, UsageError)) and not isinstance(error, Unreachable)
+        refused = refused and not isinstance(_load(context, job), Rents)
+        if not context.deadlines.must_leave(job, context.now(), refused=refused):
+            return False
+        return await _leave(context, job, attempt, error)
     if job.stage in (Stage.CHECKING, Stage.RUNNING):
         return await _end_unwatched(context, job, attempt, error)
     rented = job.stage is Stage.COLLECTING and isinstance(context.load(job.target), Rents)
@@ -152,7 +182,8 @@ async def end_overdue(context: Context, job: JobRow, error: Exception) -> bool:
         return False
     if job.stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING, Stage.STAGING):
         reason = Reason.STORAGE_ERROR if isinstance(error, StorageError) else Reason.TARGET_ERROR
-        return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {error}")
+        sent = job.stage is not Stage.PLACING
+        return await abandon(context, job, attempt, reason, f"{job.stage} did not come to an end: {error}", sent=sent)
     note = f"{attempt.message}; not all that it left could be kept: {error}".removeprefix("; ")
     if job.stage is Stage.RELEASING:
         return await finish_attempt(context, job, attempt, note)
@@ -177,8 +208,31 @@ async def _end_unwatched(context: Context, job: JobRow, attempt: AttemptRow, err
     return await end_attempt(context, job, attempt, poll=None, reason=reason, message=message)
 
 
+def _load(context: Context, job: JobRow) -> Target | None:
+    try:
+        return context.load(job.target)
+    except (TargetError, UsageError):
+        return None
+
+
+async def _leave(context: Context, job: JobRow, attempt: AttemptRow, error: Exception) -> bool:
+    """End a job whose attempt cannot be released: with what may be left, and the command that removes it.
+
+    Not followed by another attempt: both might run. The row stays unreleased, by which `reap` finds it.
+    """
+    traits = find_traits(job.target)
+    costs = " and cost money" if traits is None or traits.paid else ""
+    left = f"attempt {attempt.id} could not be released ({error}) and may still run{costs}"
+    message = f"{attempt.message}; {left}; `trainmaster reap --on {job.target}` ends it".removeprefix("; ")
+    if attempt.report is TargetState.SUCCEEDED:
+        return await end_job(context, job, Status.COMPLETED, None, message)
+    if job.cancel_requested or attempt.reason is Reason.USER_CANCELLED:
+        return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
+    return await end_job(context, job, Status.FAILED, attempt.reason or Reason.TARGET_ERROR, message)
+
+
 async def _alarm(context: Context, job: JobRow, attempt: AttemptRow, error: Exception) -> None:
-    """Releasing fails. It is tried for ever, but somebody should look: something may be running, and costing."""
+    """Releasing fails. It is tried for long, but somebody should look: something may be running, and costing."""
     now = context.now()
     times = context.deadlines.leaks(job, now)
     if times:

@@ -20,6 +20,7 @@
     │   │   └── NodeUnavailable     a node that gave no answer: the reason, and one action
     │   ├── NodeLost                a machine of the attempt is gone, or silent for too long
     │   │   └── Preempted           the provider took it back
+    │   ├── NoAccess                credentials or settings are missing on this side; nothing was sent
     │   ├── NoCapacity              every machine that would do is in use; the job waits
     │   ├── PathDenied              a file or folder there may not be read or written
     │   ├── PathMissing             a file or folder there does not exist
@@ -32,6 +33,7 @@
     │   ├── Damaged                 the bytes are not those that were stored
     │   └── NoSignedUrls            this store cannot give an address to somebody without credentials
     ├── CheckpointError         1   a checkpoint exists that cannot be trusted or read
+    │   └── CheckpointInUse         another run writes there; the checkpoints are good
     └── DataError               1   training data is not there, cannot be read, or is not what it should be
 
 Messages say where, what, and what to do. Only the command line and the agent print and exit.
@@ -154,6 +156,10 @@ class Preempted(NodeLost):
     """The provider took a machine of the attempt back."""
 
 
+class NoAccess(TargetError):
+    """Credentials or settings of the target are missing on this side: nothing was sent."""
+
+
 class NoCapacity(TargetError):
     """Every machine that would do is in use. The job waits; that costs nothing."""
 
@@ -202,6 +208,10 @@ class NoSignedUrls(StorageError):
 
 class CheckpointError(TrainmasterError):
     """A checkpoint exists that cannot be trusted or read."""
+
+
+class CheckpointInUse(CheckpointError):
+    """Another run holds the place of the checkpoints, or has taken it."""
 
 
 class LaterVersion(CheckpointError):

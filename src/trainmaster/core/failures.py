@@ -31,6 +31,12 @@ def _rows(reason: Reason, *rows: tuple[str, str]) -> tuple[Failure, ...]:
 
 
 FAILURES: tuple[Failure, ...] = (
+    # Locked memory of the fabric, which also says "Cannot allocate memory".
+    *_rows(
+        Reason.FABRIC_ERROR,
+        (r"ibv_\w+ .*Cannot allocate memory", "NCCL, src/misc/ibvwrap.cc: RLIMIT_MEMLOCK"),
+        (r"RLIMIT_MEMLOCK", "libibverbs, src/init.c"),
+    ),
     *_rows(
         Reason.OUT_OF_MEMORY,
         (r"\bout of memory: rank \d+ ", "train/watch/oom.py, which names what to change"),
@@ -72,12 +78,15 @@ FAILURES: tuple[Failure, ...] = (
             "cudaGetErrorString",
         ),
         (r"Cuda failure (\d+ )?'(unknown error|unspecified launch failure)'", "NCCL, src/include/checks.h"),
-        (r"CU(BLAS|DNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)", "cublas_api.h, cudnn_graph.h"),
+        (r"CU(BLAS|DNN)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|NOT_INITIALIZED)", "cublas_api.h, cudnn_graph.h"),
+        (r"No CUDA GPUs are available", "torch/cuda/__init__.py"),
+        (r"\bError 802\b|system not yet initialized", "cudaGetErrorString(cudaErrorSystemNotReady): fabric manager"),
     ),
     # The port that was free a moment ago is taken.
     *_rows(
         Reason.TARGET_ERROR,
         (r"server socket has failed to listen on any local network address", "c10d/socket.cpp"),
+        (r"\[Errno 11\] Resource temporarily unavailable", "strerror(EAGAIN) of fork: the node's limit of processes"),
     ),
     *_rows(
         Reason.FABRIC_ERROR,
@@ -95,6 +104,12 @@ FAILURES: tuple[Failure, ...] = (
         (r"\[Errno 5\] Input/output error", "strerror(EIO)"),
         (r"\[Errno 108\]|\[Errno 107\] Transport endpoint", "strerror(ESHUTDOWN, ENOTCONN): Lustre and FUSE evictions"),
         (r"\[Errno 121\] Remote I/O error", "strerror(EREMOTEIO)"),
+        (r"\[Errno 110\] Connection timed out: '/", "strerror(ETIMEDOUT) with a path: a mount"),
+    ),
+    *_rows(
+        Reason.STORAGE_ERROR,
+        (r"\bSlowDown\b|Please reduce your request rate", "S3 error responses"),
+        (r"\b50[234] (Server Error|Service Unavailable|Bad Gateway|Gateway Time-?out)", "requests, urllib3: a hub"),
     ),
     *_rows(
         Reason.COLLECTIVE_TIMEOUT,
@@ -109,12 +124,22 @@ FAILURES: tuple[Failure, ...] = (
         (r"wait timeout after \d+ms, keys:", "c10d/TCPStore.cpp"),
         (r"Timed out after \d+ seconds waiting for clients", "c10d/TCPStore.cpp"),
         (r"watchdog thread terminated with exception", "c10d/ProcessGroupNCCL.cpp"),
+        (r"DistNetworkError: ", "c10d/socket.cpp, TCPStore.cpp: the keeper of the store is gone"),
+    ),
+    # torchrun ends with 1 on a signal, whatever its ranks have saved.
+    *_rows(
+        Reason.PREEMPTED,
+        (r"SignalException: Process \d+ got signal: (1|2|15)$", "torch/distributed/elastic/multiprocessing/api.py"),
     ),
     # A launcher inside the command (torchrun, mp.spawn) ends with 1 and names the signal of its child.
     *_rows(
         Reason.CRASHED,
         (r"Signal \d+ \(SIG(KILL|SEGV|BUS|ABRT|ILL|FPE)\) received by PID", "torch/distributed/elastic"),
         (r"failed \(exitcode: -(9|11|7|6|4|8)\) local_rank", "torch/distributed/elastic/multiprocessing/api.py"),
+        (
+            r"DataLoader worker \(pid.*\) is killed by signal: (Killed|Segmentation fault|Aborted)",
+            "torch DataLoader.cpp",
+        ),
         (r"terminated with signal SIG(KILL|SEGV|BUS|ABRT|ILL|FPE)", "torch/multiprocessing/spawn.py"),
         (r"^Fatal Python error: (Segmentation fault|Bus error|Aborted|Illegal instruction)", "CPython, faulthandler"),
     ),

@@ -32,7 +32,8 @@ UNCOPIED_FILE = "uncopied.jsonl"  # of a pod: outputs that are not in its log, e
 
 # What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).
 RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on
-EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT}  # EX_DATAERR, EX_NOINPUT
+# EX_DATAERR, EX_NOINPUT, EX_UNAVAILABLE
+EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT, 69: Reason.CHECKPOINT_IN_USE}
 
 # Set in every process of an attempt, so that none is left behind: the attempt, and `/RANK` of one of several nodes.
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"
@@ -106,6 +107,7 @@ class ExitRecord:
     evidence: Mapping[str, Any] = field(default_factory=dict)  # last lines of the first rank that failed, Xid, …
     resumable: bool = False
     saved: bool | None = None  # whether the checkpoint folder holds files; None: not known, as on several nodes
+    saved_since: bool = False  # whether a file there was written since the attempt began, on this node
     v: int = 1
 
     def to_json(self) -> str:

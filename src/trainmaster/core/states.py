@@ -102,6 +102,7 @@ class Reason(StrEnum):
     FABRIC_ERROR = "fabric_error"
     FILE_SYSTEM_ERROR = "file_system_error"
     IMAGE_ERROR = "image_error"
+    CHECKPOINT_IN_USE = "checkpoint_in_use"
 
     @property
     def rule(self) -> ReasonRule:
@@ -114,6 +115,7 @@ class ReasonRule:
 
     retry: bool
     action: str
+    by_progress: bool = False  # tried again all the same while the job keeps saving: a text may mislead
     rest_s: float = 5.0  # before the next attempt; doubled with each
 
 
@@ -126,12 +128,20 @@ _RULES = {
     Reason.BAD_MACHINE: ReasonRule(
         retry=True, action="nothing; the machine was returned, another one is tried and this one is not trusted again"
     ),
-    Reason.OUT_OF_MEMORY: ReasonRule(retry=False, action="lower the batch or the sequence, or shard over more ranks"),
-    Reason.DISK_FULL: ReasonRule(retry=False, action="free space, or keep fewer checkpoints (train.checkpoint.keep)"),
+    Reason.OUT_OF_MEMORY: ReasonRule(
+        retry=False, by_progress=True, action="lower the batch or the sequence, or shard over more ranks"
+    ),
+    Reason.DISK_FULL: ReasonRule(
+        retry=False, by_progress=True, action="free space, or keep fewer checkpoints (train.checkpoint.keep)"
+    ),
     Reason.COLLECTIVE_TIMEOUT: ReasonRule(retry=True, action="see which rank was missing; check its node and fabric"),
-    Reason.BAD_DATA: ReasonRule(retry=False, action="fix the data source named in the last lines"),
-    Reason.BAD_CHECKPOINT: ReasonRule(retry=False, action="restore or remove the checkpoint named in the last lines"),
-    Reason.SCRIPT_FAILED: ReasonRule(retry=False, action="see the last lines of the failing rank's log"),
+    Reason.BAD_DATA: ReasonRule(retry=False, by_progress=True, action="fix the data source named in the last lines"),
+    Reason.BAD_CHECKPOINT: ReasonRule(
+        retry=False, by_progress=True, action="restore or remove the checkpoint named in the last lines"
+    ),
+    Reason.SCRIPT_FAILED: ReasonRule(
+        retry=False, by_progress=True, action="see the last lines of the failing rank's log"
+    ),
     Reason.TIMED_OUT: ReasonRule(
         retry=False, action="`trainmaster resume JOB limits.timeout_s=…` goes on from where it saved"
     ),
@@ -151,6 +161,11 @@ _RULES = {
     ),
     Reason.FILE_SYSTEM_ERROR: ReasonRule(
         retry=True, action="check the mount named in the last lines and its server", rest_s=30.0
+    ),
+    Reason.CHECKPOINT_IN_USE: ReasonRule(
+        retry=True,
+        action="end the run that the last lines name, or choose another checkpoint folder; its checkpoints are good",
+        rest_s=60.0,  # longer than a lease (train.checkpoint.lease_s): a holder that died has lost it by then
     ),
     Reason.IMAGE_ERROR: ReasonRule(
         retry=False, action="check container.image, container.login and the container engine of the node"

@@ -3,8 +3,8 @@
 CONFIG is JSON, or YAML where PyYAML is installed: `torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml`.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
-or there is none to resume from; 65 the data cannot be read; 2 wrong config; 1 anything else, with its last line saying
-what.
+or there is none to resume from; 69 another run writes there; 65 the data cannot be read; 2 wrong config; 1 anything
+else, with its last line saying what.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.config.train import TrainConfig
-from trainmaster.core.errors import CheckpointError, DataError, SpecError, TrainmasterError, UsageError
+from trainmaster.core.errors import CheckpointError, CheckpointInUse, DataError, SpecError, TrainmasterError, UsageError
 from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
     EVENTS_VARIABLE,
@@ -42,6 +42,7 @@ from trainmaster.train.watch.watchdog import Watchdog, exchange_ranks
 
 TIMEOUT_VARIABLE = "TRAINMASTER_COLLECTIVE_TIMEOUT_S"
 _BAD_CHECKPOINT = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_CHECKPOINT)
+_IN_USE = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.CHECKPOINT_IN_USE)
 _BAD_DATA = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.BAD_DATA)
 
 
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         with LauncherWatch(environ, stop=stop, run_log=run_log) as launcher:
             return train(config, rank_info, environ, stop=stop, run_log=run_log, launcher=launcher)
+    except CheckpointInUse as error:
+        run_log.alarm(f"checkpoint error: {error}")
+        return _IN_USE
     except CheckpointError as error:
         run_log.alarm(f"checkpoint error: {error}")
         return _BAD_CHECKPOINT

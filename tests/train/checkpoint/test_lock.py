@@ -141,7 +141,7 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path: Path, start: Start) -> 
     first = start(tmp_path / "first", config(folder=shared, lease_s=20.0))
     first.wait_for("CHECKPOINT", "saved", step=2)
     second = start(tmp_path / "second", config(folder=shared, lease_s=20.0)).finish(timeout_s=STOPS_S)
-    assert second.codes == [66]
+    assert second.codes == [69]
     assert f"{shared} is in use by process {first.processes[0].pid} on " in second.output[0]
     stop(first)
     assert {manifest.fence for manifest in checkpoints_of(Path(shared))} == {1}
@@ -159,7 +159,7 @@ def test_a_run_paused_past_its_lease_stops_before_it_writes(tmp_path: Path, star
     second.wait_for("CHECKPOINT", "saved")
     first.processes[0].send_signal(signal.SIGCONT)
     ran = first.finish(timeout_s=STOPS_S)
-    assert ran.codes == [66], ran.output
+    assert ran.codes == [69], ran.output
     assert f"was taken over by process {second.processes[0].pid}" in ran.output[0]
     stop(second)
     left = checkpoints_of(shared)
@@ -176,12 +176,12 @@ def test_two_runs_that_upload_to_one_store(
     first = start(tmp_path / "first", config(remote=url))
     first.wait_for("CHECKPOINT", "saved", tier="remote")
     refused = start(tmp_path / "refused", config(remote=url, folder=str(tmp_path / "own"), memory={"use": "off"}))
-    assert refused.finish(timeout_s=STOPS_S).codes == [66]
+    assert refused.finish(timeout_s=STOPS_S).codes == [69]
     first.processes[0].send_signal(signal.SIGSTOP)
     second = start(tmp_path / "second", config(remote=url))
     second.wait_for("CHECKPOINT", "saved", tier="remote")
     first.processes[0].send_signal(signal.SIGCONT)
-    assert first.finish(timeout_s=STOPS_S).codes == [66]
+    assert first.finish(timeout_s=STOPS_S).codes == [69]
     stop(second)
     (tmp_path / "third").mkdir()
     third = start(tmp_path / "third", config(remote=url))

@@ -10,7 +10,7 @@ import functools
 import re
 from typing import Any
 
-from trainmaster.core.errors import MissingExtra, NoCapacity, TargetError, Unreachable
+from trainmaster.core.errors import MissingExtra, NoAccess, NoCapacity, TargetError, Unreachable
 
 # ResourceLimitExceeded is an error of CreateTrainingJob in botocore's service model, and a quota by its text:
 # "The account-level service limit 'ml.p3.2xlarge for training job usage' is 0 Instances, with current utilization of 0
@@ -63,7 +63,7 @@ class Aws:
         except exceptions.ParamValidationError as error:
             raise TargetError(f"sagemaker: {operation}: {error}") from None
         except (exceptions.NoCredentialsError, exceptions.PartialCredentialsError) as error:
-            raise TargetError(f"sagemaker: {error}; set AWS_PROFILE, or give this machine a role") from None
+            raise NoAccess(f"sagemaker: {error}; set AWS_PROFILE, or give this machine a role") from None
         except (exceptions.BotoCoreError, OSError) as error:
             raise Unreachable(f"sagemaker: {operation}: no answer: {error}") from None
 

@@ -27,7 +27,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from trainmaster.core.errors import CheckpointError, ObjectMissing, StorageError
+from trainmaster.core.errors import CheckpointError, CheckpointInUse, ObjectMissing, StorageError
+from trainmaster.node.owner import start_of
 from trainmaster.storage import Store
 from trainmaster.train.parallel import rank_sync
 
@@ -37,11 +38,11 @@ _LOOKS_PER_LEASE = 20
 _TRIES = 3  # to create a number that no other run creates
 
 
-class LockHeld(CheckpointError):
+class LockHeld(CheckpointInUse):
     """Another run that is alive holds the lock."""
 
 
-class LockLost(CheckpointError):
+class LockLost(CheckpointInUse):
     """Another run has taken the lock; this one must not write any more."""
 
 
@@ -90,10 +91,7 @@ class Lock:
                 seen, since, refused = now, time.monotonic(), 0
             is_free = record is None or record.released or _has_ended(record.owner)
             if not is_free and record != seen[1]:
-                raise LockHeld(
-                    f"{self._store.url} is in use by {record.owner if record is not None else 'another run'}; stop "
-                    "that run, or choose another place"
-                )
+                raise LockHeld(f"{self._store.url} is in use by {_describe(record)}, or choose another place")
             if is_free or time.monotonic() - since > self._lease_s:
                 self._try(number + 1)
                 refused += 1
@@ -222,13 +220,22 @@ def _parse(text: bytes) -> _Record | None:
         return None
 
 
+def _describe(record: _Record | None) -> str:
+    """Who holds the lock, and the command that ends it."""
+    if record is None:
+        return "another run; stop that run"
+    owner = record.owner
+    where = "" if owner.machine == _machine() else f" on {owner.host}"
+    return f"{owner}; `kill {owner.pid}`{where} lets it save and end"
+
+
 def _this_process() -> Owner:
     pid = os.getpid()
     return Owner(
         run=uuid.uuid4().hex,
         host=socket.gethostname(),
         pid=pid,
-        started=_start_of(pid) or "",
+        started=start_of(pid) or "",
         machine=_machine(),
         since=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -238,16 +245,7 @@ def _has_ended(owner: Owner) -> bool:
     """Whether it was a process of this machine that is gone, or this process itself in an earlier run."""
     if owner.machine != _machine() or not owner.started:
         return False
-    return owner.pid == os.getpid() or _start_of(owner.pid) != owner.started
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process started; None where there is no such process, or it has ended and waits for its parent."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else fields[19]
+    return owner.pid == os.getpid() or start_of(owner.pid) != owner.started
 
 
 def _machine() -> str:

@@ -1,4 +1,4 @@
-"""Stragglers: each rank's own time against the median of all.
+"""Stragglers: each rank's own time against the median of all. A rank is slow only where most ranks are faster.
 
 Ranks synchronise in every layer, so all steps take equally long, whichever rank is slow. What differs is a rank's own
 time: computing, and waiting for its samples. On a CPU the kernel reports it; on a GPU a short burst of matrix products,
@@ -85,13 +85,13 @@ def _excess(value: float | None, values: Sequence[float | None]) -> float:
     known = [other for other in values if other is not None]
     if value is None or len(known) < 2:
         return 0.0
-    above = value - statistics.median_low(known)
+    above = value - statistics.median_high(known)
     return above if above > _LEAST_S else 0.0
 
 
 def _relative(value: float | None, values: Sequence[float | None]) -> float:
     known = [other for other in values if other is not None]
-    return value / statistics.median_low(known) - 1 if value is not None and len(known) > 1 else 0.0
+    return value / statistics.median_high(known) - 1 if value is not None and len(known) > 1 else 0.0
 
 
 class Persistent:

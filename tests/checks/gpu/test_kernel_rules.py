@@ -93,3 +93,65 @@ def test_without_a_gpu_a_closed_log_is_a_skip_and_a_damaged_one_an_error(machine
     for damaged in ("", "\n", whole[:-20]):
         machine.command("dmesg", damaged)
         assert worst(machine) == "error"
+
+
+def test_every_new_kind_has_its_verdict_and_an_action(machine: Machine) -> None:
+    """Texts that were not read, or stood behind words that dropped them: verdict and a word of the action."""
+    lines = {
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned "
+        "from status @ kernel_channel.c:2874": ("fail", "reset"),
+        "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!": ("fail", "reboot"),
+        "md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.": ("fail", "replace the disk"),
+        "block nvme0n1: no available path - failing I/O": ("fail", "disk"),
+        "EXT4-fs (dm-0): I/O error while writing superblock": ("fail", "disk"),
+        "mce: Uncorrected hardware memory error in user-access at 8a398a400": ("fail", "replaced"),
+        "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context": ("warn", "update"),
+        "pt_main_thread[7]: segfault at 7f7 ip 00007f sp 00007f error 4 in libnccl.so.2[7f7+d3]": ("warn", "NCCL"),
+        "mlx5_core 0000:61:00.0: Firmware over 120000 MS in pre-initializing state, aborting": ("fail", "adapter"),
+        "mlx5_core 0000:61:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at "
+        "0000:60:01.0 (capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)": ("warn", "reseat"),
+    }
+    make(machine)
+    quiet = machine.host.run("dmesg").stdout
+    for line, (verdict, action) in lines.items():
+        machine.command("dmesg", quiet)
+        kernel(line)(machine)
+        (finding,) = [finding for finding in machine.judge("xid") if finding.verdict != "pass"]
+        assert finding.verdict == verdict, line
+        assert action in (finding.action or ""), line
+
+
+STARTED = "[Jul 23 2024 07:00:00] [INFO] [tid 841] Fabric Manager version 570.133.20 is running with the following"
+FATAL = (
+    "[Jul 23 2024 07:53:55] [ERROR] [tid 841] detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id "
+    "00000000:86:00.0 physical id 3 port 33"
+)
+MILD = FATAL.replace("fatal error 20034", "non-fatal error 12028")
+TEAM = "[Sep 17 2024 06:01:46] [ERROR] [tid 1230079] failed to find the GPU handle 5410 in the multicast team request"
+GONE = TEAM.partition("failed")[0] + "detected number of NVSwitches don't match with any supported system topology"
+ROUTINE = "[Feb 25 2025 13:59:45] [INFO] [tid 1808] multicast group 0 is freed.\nMessage payload details:Team release"
+LINK = "[Oct 13 2025 18:14:38] [ERROR] [tid 202] Fabric Manager detected GPU NVL Fatal error on :\nmoduleId : 3"
+NOTHING = "[Feb 25 2025 13:59:45] [ERROR] [tid 1] failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+
+
+@pytest.mark.parametrize(
+    ("log", "device", "verdict"),
+    [
+        ((STARTED, ROUTINE), None, None),
+        ((STARTED, FATAL), "nvswitch 0000:86:00", "fail"),
+        ((FATAL,), "nvswitch 0000:86:00", "fail"),  # the log was turned over since the start
+        ((FATAL, STARTED, ROUTINE), None, None),
+        ((STARTED, MILD), "nvswitch 0000:86:00", "warn"),
+        ((STARTED, TEAM, TEAM.replace("5410", "6130")), None, "warn"),
+        ((STARTED, GONE), None, "fail"),
+        ((NOTHING,), None, None),
+        ((STARTED, LINK), None, "fail"),
+    ],
+)
+def test_the_log_of_fabric_manager_is_read(
+    machine: Machine, log: tuple[str, ...], device: str | None, verdict: str | None
+) -> None:
+    make(machine)
+    machine.file("/var/log/fabricmanager.log", "\n".join(log) + "\n")
+    bad = [finding for finding in machine.judge("gpu_fabric") if finding.verdict != "pass"]
+    assert [(finding.device, str(finding.verdict)) for finding in bad] == ([(device, verdict)] if verdict else [])

@@ -44,6 +44,13 @@ BOOT = """\
 [    9.200000] traps: python[4321] general protection fault ip:7f0 sp:7f1 error:0 in libc.so.6
 [    9.300000] pci 0000:5e:00.0: not ready 1023ms after FLR; waiting
 [    9.400000] efa 0000:00:1d.0: Setup irq:35 name:efa-mgmnt
+[    9.500000] mlx5_core 0000:05:00.0: mlx5_cmd_out_err:839:(pid 77): ACCESS_REG(0x805) op_mod(0x1) failed, status
+[    9.500001] mlx5_cmd_out_err: 16 callbacks suppressed
+[    9.600000] show_signal_msg: 18 callbacks suppressed
+[    9.600001] GpuWatchdog[2955]: segfault at 0 ip 00007fd0eaf929a6 sp 00007fd0 error 6 in libcef.so[7fd0e]
+[    9.800000] nvidia_peermem: module uses symbols nvidia_p2p_get_pages from proprietary module nvidia
+[    9.900000] md/raid0:md1: md_size is 7501211648 sectors.
+[    9.900001] mlx5_core 0000:5e:00.0: wait_fw_init:199:(pid 12): Waiting for FW initialization, timeout abort in 100s
 """
 
 
@@ -245,6 +252,79 @@ def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
         ),
         ("LustreError: 11-0: fsx-OST0001-osc: operation ost_read failed: rc = -107", ("storage_error", None, None)),
         ("blk_print_req_error: 31 callbacks suppressed", ("messages_suppressed", "blk_print_req_error", None)),
+        (
+            "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) "
+            "returned from status @ kernel_channel.c:2874",
+            ("gpu_reset_required", None, True),
+        ),
+        (
+            "NVRM: rpcRmApiAlloc_GSP: GspRmAlloc failed: hClient=0xc1d1a616; hParent=0x5c000054; hObject=0x5c00005b; "
+            "hClass=0x0000c86f; paramsSize=0x00000170; paramsStatus=0x00000062; status=0x00000062",
+            ("gpu_reset_required", None, True),
+        ),
+        (
+            "NVRM: nvCheckOkFailedNoLog: Check failed: Generic ECC error [NV_ERR_ECC_ERROR] (0x0000000B) returned",
+            ("gpu_reset_required", None, True),
+        ),
+        (
+            "NVRM: nvCheckOkFailedNoLog: Check failed: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0x0000000F)",
+            ("gpu_lost", None, True),
+        ),
+        ("NVRM: rpcRmApiControl_GSP: GspRmControl failed: cmd=0x20803032; status=0x0000000f", ("gpu_lost", None, True)),
+        (
+            "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+            ("nvlink_undetected", None, True),
+        ),
+        (
+            "NVRM: knvlinkUpdatePostRxDetectLinkMask_IMPL: Failed to update Rx Detect Link mask!",
+            ("nvlink_undetected", None, True),
+        ),
+        (
+            "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
+            ("peermem_error", None, None),
+        ),
+        (
+            "pt_main_thread[2536443]: segfault at 7f797fe00000 ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in "
+            "libnccl.so.2[7f7c7ac00000+d3d3000]",
+            ("nccl_crash", "pt_main_thread", None),
+        ),
+        (
+            "traps: python3[77] general protection fault ip:7f0 sp:7f1 error:0 in libnccl.so.2.27.3[7f0+d3d]",
+            ("nccl_crash", "python3", None),
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at "
+            "0000:5d:01.0 (capable of 504.112 Gb/s with 32.0 GT/s PCIe x16 link)",
+            ("pcie_limited", "0000:5e:00.0", None),
+        ),
+        ("mce: Uncorrected hardware memory error in user-access at 8a398a400", ("machine_check", None, True)),
+        ("mce: Kernel accessed poison in user space at 8a398a400", ("machine_check", None, True)),
+        (
+            "mlx5_core 0000:61:00.0: mlx5_function_enable:1479:(pid 1): Firmware over 120000 MS in pre-initializing "
+            "state, aborting",
+            ("nic_command_timeout", "0000:61:00.0", None),
+        ),
+        (
+            "bnxt_en 0000:61:00.0 eth0: Firmware not responding, status: 0x8001",
+            ("nic_command_timeout", "0000:61:00.0", None),
+        ),
+        ("md/raid0md0: Disk failure on nvme0n1p1 detected, failing array.", ("raid_degraded", "md0", True)),
+        ("md/linearmd127: Disk failure on sdb detected, failing array.", ("raid_degraded", "md127", True)),
+        ("block nvme0n1: no usable path - requeuing I/O", ("disk_error", "nvme0n1", None)),
+        ("block nvme0n1: no available path - failing I/O", ("disk_error", "nvme0n1", True)),
+        ("kworker/u64:1: attempt to access beyond end of device", ("disk_error", None, None)),
+        ("EXT4-fs (dm-0): I/O error while writing superblock", ("filesystem_error", "dm-0", None)),
+        ("EXT4-fs (sdc8): previous I/O error to superblock detected", ("filesystem_error", "sdc8", None)),
+        (
+            "JBD2: I/O error when updating journal superblock for nvme0n1p1-8.",
+            ("filesystem_error", "nvme0n1p1-8", None),
+        ),
+        (
+            "BTRFS warning (device sdd): lost super block write due to IO error on /dev/sde (-5)",
+            ("filesystem_error", "sdd", None),
+        ),
+        ('XFS (sda1): metadata I/O error in "xfs_buf_ioend+0x1/0x2" at daddr 0x1', ("filesystem_error", "sda1", None)),
+        ("NFS: nfs4_reclaim_open_state: Lock reclaim failed!", ("storage_error", None, None)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stamp", ["", "[ 9123.456789] ", "Mar  3 12:00:01 node7 kernel: [ 9200.5] "])
@@ -252,6 +332,21 @@ def test_each_kind_is_found_with_its_device(
     line: str, expected: tuple[str, str | None, bool | None], stamp: str
 ) -> None:
     assert only(stamp + line) == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "capable"),
+    [
+        ("2.5 GT/s PCIe x1 link at 0000:00:02.0", "16.0 GT/s PCIe x16"),  # the port that a hypervisor shows its guest
+        ("Unknown x0 link at 6b1a:00:02.0", "32.0 GT/s PCIe x16"),
+        ("2.5 GT/s PCIe x16 link at 0000:12:00.0", "32.0 GT/s PCIe x16"),  # a GPU that sleeps
+        ("16.0 GT/s PCIe x16 link at 0000:12:00.0", "32.0 GT/s PCIe x16"),  # a slot of the generation before
+        ("8.0 GT/s PCIe x2 link at 0000:00:1d.0", "8.0 GT/s PCIe x4"),  # a disk
+    ],
+)
+def test_a_link_that_is_limited_by_design_is_no_event(limit: str, capable: str) -> None:
+    line = f"pci 0000:13:00.0: 2.000 Gb/s available PCIe bandwidth, limited by {limit} (capable of 9 Gb/s with "
+    assert parse(f"[1.0] {line}{capable} link)\n").events == ()
 
 
 def test_a_million_repeats_are_one_event_with_first_and_last() -> None:

@@ -25,6 +25,7 @@ class Rule:
 
 
 _REBOOT = "drain the node and reboot it; have it repaired if it repeats"
+POWER_CYCLE = "power-cycle the node; if it returns, replace the GPU"  # NVIDIA's XID catalog for 79: RESTART_BM
 _DISK = "drain the node; check and replace the disk"
 _NIC = "drain the node and reset the adapter (mlxfwreset); replace it if it repeats"
 _SEAT = "reseat the device or its riser; replace it if it repeats"
@@ -32,12 +33,28 @@ _STORAGE = "see the file server and the network to it; remount, or drain the nod
 MANY = 1000  # ours: a sound part has a few corrected errors in its uptime, a failing one thousands
 EVENTS: dict[Kind, Rule] = {
     "gpu_crashed": Rule(meaning="the driver reports a crash of a GPU", action=_REBOOT),
-    "gpu_lost": Rule(meaning="the driver lost a GPU, which does not answer on the bus", action=_REBOOT),
+    "gpu_lost": Rule(meaning="the driver lost a GPU, which does not answer on the bus", action=POWER_CYCLE),
+    "gpu_reset_required": Rule(
+        meaning="the driver refuses work because a GPU must be reset",
+        action="drain the node and reset its GPUs (nvidia-smi --gpu-reset), or reboot it",
+    ),
     "gpu_init_failed": Rule(meaning="the driver could not start a GPU", action=_REBOOT),
+    "nvlink_undetected": Rule(meaning="links of a GPU were not detected (NVLink)", action=_REBOOT),
+    "peermem_error": Rule(
+        meaning="nvidia-peermem reports an error (GPUDirect RDMA)",
+        action="restart the job; if it repeats, update the NVIDIA driver and the driver of the adapters together",
+        severity="warn",
+    ),
+    "nccl_crash": Rule(
+        meaning="a program crashed inside NCCL",
+        action="update NCCL and its network plugin; if only this node does it, run --level 2 on it",
+        severity="warn",
+    ),
     "driver_probe_failed": Rule(meaning="a driver could not bind its device", action=_REBOOT),
     "pcie_uncorrected": Rule(meaning="uncorrectable PCIe error", action=_SEAT, mild="fail"),
     "pcie_corrected": Rule(meaning="corrected PCIe errors", action=_SEAT, least=MANY),
     "pcie_link_down": Rule(meaning="a PCIe link went down", action=_SEAT, severity="warn"),
+    "pcie_limited": Rule(meaning="a PCIe device has fewer lanes than it can use", action=_SEAT, severity="warn"),
     "pcie_reset_failed": Rule(meaning="a PCIe device does not answer after a reset", action=_REBOOT),
     "iommu_fault": Rule(
         meaning="the IOMMU refused an access of a device",
@@ -91,7 +108,7 @@ EVENTS: dict[Kind, Rule] = {
         severity="warn",
     ),
 }
-OF_GPUS: tuple[Kind, ...] = ("gpu_crashed", "gpu_lost", "gpu_init_failed")
+OF_GPUS: tuple[Kind, ...] = ("gpu_crashed", "gpu_lost", "gpu_reset_required", "gpu_init_failed", "nvlink_undetected")
 ENDED_BY_RESET: tuple[Kind, ...] = (*OF_GPUS, "pcie_uncorrected")  # of the GPU that was reset
 
 

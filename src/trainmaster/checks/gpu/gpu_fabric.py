@@ -1,4 +1,7 @@
-"""Each GPU behind NVSwitches is registered with a healthy fabric of one version. Without it CUDA does not start."""
+"""Each GPU behind NVSwitches is registered with a healthy fabric of one version. Without it CUDA does not start.
+
+Fabric Manager's own log is read where there is one: it reports errors of NVSwitches that a GPU does not.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
+from trainmaster.node.parse import fabric_manager, xid_catalog
+from trainmaster.node.parse.fabric_manager import FabricLog
 
 LEVEL = 1
 GPU = True
@@ -28,6 +33,7 @@ _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _DOMAIN_FORMS = {"clique": re.compile(r"[0-9]{1,10}"), "cluster UUID": re.compile(_UUID)}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 SERVICE = "nvidia-fabricmanager"
+LOG = "/var/log/fabricmanager.log"  # LOG_FILE_NAME of fabricmanager.cfg, by default
 START = f"start the fabric manager: systemctl restart {SERVICE}"
 RESET = "drain the node; reset all its GPUs and NVSwitches together"
 # Healthy values of each part (nvmlGpuFabricInfo_v3).
@@ -49,25 +55,52 @@ class Evidence:
     service: str | None
     manager: str | None = None
     imex: str | None = None
+    log: FabricLog | None = None
 
 
 def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
-    service = manager = imex = None
+    service = manager = imex = log = None
     listed = gpus.smi.gpus if gpus.smi else ()
     if gpus.switches or any(gpu.reports(STATE) for gpu in listed):
         service = _service(host, SERVICE)
         manager = _version(host)
+        log = _log(host)
     if any(_domain(gpu, "cluster UUID").strip("0-") for gpu in listed):  # NVLink between nodes
         imex = _service(host, IMEX)
-    return Evidence(gpus=gpus, service=service, manager=manager, imex=imex)
+    return Evidence(gpus=gpus, service=service, manager=manager, imex=imex, log=log)
 
 
 def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
     findings = nvidia.judge_each(evidence.gpus, expect, lambda gpu, device: _judge_one(gpu, device, evidence, expect))
     if evidence.gpus.smi is not None:
         findings += _judge_node(evidence, evidence.gpus.smi)
+    if evidence.log is not None and nvidia.refuse(evidence.gpus, expect) is None:
+        findings += _judge_log(evidence.log)
     return findings
+
+
+def _judge_log(log: FabricLog) -> list[Finding]:
+    """Errors in Fabric Manager's own log since it last started; those of an NVSwitch by the catalog of SXids."""
+    catalog = xid_catalog.load()
+    findings = []
+    for sxid in log.sxids:
+        row = catalog.of_sxid(sxid)
+        reason = f"SXid {sxid.code}{_times(sxid.count)} in {LOG}: {row.meaning}"
+        if row.severity != "info":
+            say = fail if row.severity == "fail" else warn
+            values = {"sxid": sxid.code, "count": sxid.count, "last": sxid.last, "text": sxid.text}
+            findings.append(say(reason, action=row.action, device=f"nvswitch {sxid.device}", **values))
+    for message in log.messages:
+        reason = f"Fabric Manager reports an error{_times(message.count)} ({LOG}): {message.text}"
+        action = f"{RESET}, then {START}" if message.grave else f"restart the job; if it returns, {START}"
+        say = fail if message.grave else warn
+        findings.append(say(reason, action=action, count=message.count, last=message.last))
+    return findings
+
+
+def _times(count: int) -> str:
+    return f" {count} times" if count > 1 else ""
 
 
 def _judge_node(evidence: Evidence, smi: nvidia.Smi) -> list[Finding]:
@@ -154,6 +187,14 @@ def _service(host: Host, name: str) -> str | None:
         return host.run("systemctl", "is-active", name).stdout.strip() or None
     except HostError:
         return None  # a container has no systemd; the GPUs themselves report from Hopper on
+
+
+def _log(host: Host) -> FabricLog | None:
+    """None where there is no such log, or it is kept from this user: the state of the GPUs is evidence enough."""
+    try:
+        return fabric_manager.parse(host.read(LOG))
+    except HostError:
+        return None
 
 
 def _version(host: Host) -> str | None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from machines import edit_smi, smi_text
 from trainmaster import checks
 from trainmaster.checks import nvidia
+from trainmaster.checks.gpu import gpu_fabric
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.parse import nvidia_smi
@@ -88,6 +89,41 @@ def test_a_damaged_value_is_never_a_pass(name: str, leaf: str) -> None:
         verdicts = {str(finding.verdict) for finding in judge(name, damaged)}
         assert verdicts
         assert "pass" not in verdicts, word
+
+
+# Words that other fields use: where they are not this field's own, nobody knows what they mean.
+OTHERS = ("Active", "Not Active", "Yes", "No", "Enabled", "Disabled", "True", "False", "On", "Off", "None", "Healthy")
+OWN = [{"Active", "Not Active"}, {"Yes", "No"}, {"Enabled", "Disabled"}]
+
+
+def own_words(leaf: str) -> set[str]:
+    """Words that a field may have, by the one that was recorded."""
+    health = gpu_fabric.HEALTHY.get(leaf.rpartition("/")[2], set())
+    return set().union(*(words for words in OWN if FIRST.leaves[leaf] in words), {FIRST.leaves[leaf]}, health)
+
+
+@pytest.mark.parametrize(("name", "leaf"), PLACES, ids=lambda word: word)
+def test_a_word_of_another_field_is_never_a_pass(name: str, leaf: str) -> None:
+    for word in (word for word in OTHERS if word not in own_words(leaf)):
+        other = replace(FIRST, leaves={**FIRST.leaves, leaf: word})
+        assert "pass" not in {str(finding.verdict) for finding in judge(name, other)}, word
+
+
+@pytest.mark.parametrize(
+    ("path", "word", "verdict"),
+    [
+        ("retired_pages/pending_retirement", "No", "pass"),
+        ("retired_pages/pending_retirement", "Yes", "fail"),
+        ("retired_pages/pending_retirement", "Active", "error"),
+        ("retired_pages/pending_retirement", "Not Active", "error"),
+        ("retired_pages/pending_blacklist", "Disabled", "error"),
+    ],
+)
+def test_a_gpu_that_retires_pages_says_yes_or_no(path: str, word: str, verdict: str) -> None:
+    counts = {f"retired_pages/{kind}_retirement/retired_count": "0" for kind in ("multiple_single_bit", "double_bit")}
+    rest = {leaf: text for leaf, text in FIRST.leaves.items() if not leaf.startswith(("retired", "remapped"))}
+    gpu = replace(FIRST, name="Tesla V100-SXM2-32GB", leaves={**rest, **counts, path: word})
+    assert [str(finding.verdict) for finding in judge("gpu_retired", gpu)] == [verdict]
 
 
 MAY_BE_GONE = (

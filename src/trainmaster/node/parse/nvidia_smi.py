@@ -88,11 +88,12 @@ class Gpu:
         return float(match[1])
 
     def yes(self, *paths: str) -> bool:
-        """Yes or No, On or Off, or NotReported: any other word is neither."""
+        """Whether a field says yes in its own words, or NotReported: a word of another field is no answer."""
         text = self.word(*paths)
-        if text not in _ANSWERS:
+        words = next(words for fields, words in _ANSWERS if fields.search(paths[0]))
+        if text not in words:
             raise NotReported(paths[0], text, applies=True)
-        return _ANSWERS[text]
+        return text == words[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,12 @@ _NO_VALUE = re.compile(
     r"|\[?Insufficient Permissions\]?|\(empty\)",
     re.IGNORECASE,
 )
-_ANSWERS = {"Yes": True, "No": False, "Enabled": True, "Disabled": False, "Active": True, "Not Active": False}
+# The two words of a field, by its path: reasons of slow clocks, modes, and all others.
+_ANSWERS = (
+    (re.compile(r"^clocks_(?:event|throttle)_reasons/"), ("Active", "Not Active")),
+    (re.compile(r"_mode\b|_ecc$|_mig$"), ("Enabled", "Disabled")),
+    (re.compile(r""), ("Yes", "No")),
+)
 # Long lists that no check reads, and the processes, which are read by themselves.
 _LISTS = {"supported_clocks", "processes", "accounted_processes", "mig_devices"}
 _INFOROM = re.compile(r"infoROM is corrupted at gpu (?P<address>[0-9A-Fa-f:]{7,16}\.[0-7])", re.IGNORECASE)

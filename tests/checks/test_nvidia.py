@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from machines import H200, Machine, smi_text
+from machines import H200, PCI, Machine, smi_text
 from trainmaster.checks import nvidia
 from trainmaster.checks.gpu import gpu_count, gpu_memory, gpu_temperature
 from trainmaster.core.expect import Expect
@@ -179,3 +179,39 @@ def test_a_gpu_that_is_not_there_never_passes(case: tuple[str, int], stated: int
             assert len({finding.device for finding in found if finding.device}) == max(
                 8, smi.attached if stated is None else 8
             )
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind", "name"),
+    [
+        ("0x1002", "0x120000", "8 AMD"),
+        ("0x1002", "0x038000", "8 AMD"),
+        ("0x1002", "0x030000", "8 AMD"),
+        ("0x1da3", "0x120000", "8 Intel Gaudi"),
+        ("0x1d0f", "0x088000", "8 AWS Trainium"),
+        ("0x17cb", "0x120000", "8 Qualcomm"),
+        ("0x1d0f", "0x020000", None),  # the network adapter of the same maker
+        ("0x8086", "0x030000", None),  # the graphics of a CPU
+    ],
+)
+def test_accelerators_of_other_makers_are_named_and_never_pass(
+    machine: Machine, vendor: str, kind: str, name: str | None
+) -> None:
+    machine.no_gpus()
+    machine.answer("list", PCI, EIGHT)
+    for address in EIGHT:
+        machine.file(f"{PCI}/{address}/vendor", f"{vendor}\n")
+        machine.file(f"{PCI}/{address}/class", f"{kind}\n")
+    for check in ("gpu_count", "gpu_ecc", "xid"):
+        finding = machine.judge(check)[0]
+        assert finding.verdict == ("skip" if name is None else "error")
+        assert (name or "no NVIDIA GPU") in finding.reason
+
+
+def test_an_accelerator_in_dev_alone_is_named(machine: Machine) -> None:
+    machine.no_gpus()
+    machine.file(f"{PCI}/0000:00:00.0/vendor", "0x8086\n")
+    machine.answer("list", "/dev", ["null", *(f"neuron{n}" for n in range(16))])
+    (finding,) = machine.judge("gpu_count")
+    assert finding.verdict == "error"
+    assert "16 AWS Trainium" in finding.reason

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,20 @@ from trainmaster.node.parse.nvidia_smi import Gpu, NotReported, Smi, find_broken
 __all__ = ["Gpu", "NotReported", "Smi"]  # the parser's types, for the checks of this folder
 
 PCI = "/sys/bus/pci/devices"
-NVIDIA, AMD = "0x10de", "0x1002"
+NVIDIA = "0x10de"
+# Accelerators that no check supports: PCI vendor → name and classes (0x12 processing accelerator, 0x03 display, 0x0b40
+# coprocessor, 0x0880 system peripheral). Sources: pci.ids; drivers/accel/habanalabs and drivers/accel/qaic of Linux;
+# neuron_pci.c of AWS's Neuron driver. Instinct GPUs of AMD are in three classes, by their generation.
+FOREIGN = {
+    "0x1002": ("AMD", ("0x03", "0x12", "0x0b40")),
+    "0x1da3": ("Intel Gaudi", ("0x12", "0x03", "0x0b40")),
+    "0x1d0f": ("AWS Trainium or Inferentia", ("0x0880", "0x12")),
+    "0x1ae0": ("Google TPU", ("0x0880", "0x12", "0x00ff")),
+    "0x17cb": ("Qualcomm Cloud AI", ("0x12",)),
+    "0x19e5": ("Huawei Ascend", ("0x12",)),
+    "0xcabc": ("Cambricon", ("0x12",)),
+}
+FOREIGN_DEVICES = {"neuron": "AWS Trainium or Inferentia", "hl": "Intel Gaudi"}  # in /dev, with a number
 # 8 GPUs without persistence mode are woken one after the other, a few seconds each.
 SMI_TIMEOUT_S = 90.0
 CHECK_TIMEOUT_S = 120.0  # of a check that runs nvidia-smi
@@ -48,7 +62,7 @@ class Gpus:
     switches: tuple[str, ...] = ()  # addresses of NVSwitches
     warnings: tuple[str, ...] = ()  # what nvidia-smi printed beside its XML, on either stream
     control: bool = False  # /dev/nvidiactl is there: the driver is loaded
-    foreign: tuple[str, ...] = ()  # addresses of AMD accelerators, which no check supports
+    foreign: tuple[str, ...] = ()  # names of the accelerators that no check supports, one each
     proof: str = "no GPU was found"  # what shows that there is no GPU, where there is none
 
 
@@ -90,7 +104,7 @@ def read(host: Host) -> Gpus:
     return Gpus(
         bus=bus.gpus,
         switches=bus.switches,
-        foreign=bus.foreign,
+        foreign=bus.foreign or _foreign_devices(devices),
         devices=tuple(name for name in devices if re.fullmatch(r"nvidia\d+", name)),
         granted=_granted(host.env("NVIDIA_VISIBLE_DEVICES")),
         smi=smi,
@@ -147,7 +161,9 @@ def _refuse_empty(gpus: Gpus, implied: list[str]) -> Finding:
         reason = f"there is no NVIDIA GPU, but {', '.join(implied)} is expected: {gpus.proof}"
         return fail(reason, action="use a GPU node, or give the container its GPUs")
     if gpus.foreign:
-        reason = f"{len(gpus.foreign)} AMD accelerators on the PCI bus: they are not supported"
+        counts = Counter(gpus.foreign)
+        named = ", ".join(f"{count} {name}" for name, count in counts.items())
+        reason = f"this machine has accelerators that are not supported: {named}"
         return error(reason, action="check them with the vendor's tools, or state gpus=0")
     if gpus.control or gpus.smi is not None:
         reason = "the NVIDIA driver is loaded and finds no GPU"
@@ -265,7 +281,7 @@ class _Bus:
 
     gpus: tuple[str, ...] = ()  # NVIDIA display (0x0300) and 3D (0x0302) controllers; audio is none
     switches: tuple[str, ...] = ()  # NVSwitches (bridge 0x0680)
-    foreign: tuple[str, ...] = ()  # AMD processing accelerators (0x1200)
+    foreign: tuple[str, ...] = ()  # names of other makers' accelerators
     proof: str = "there is no PCI bus"
 
 
@@ -274,26 +290,43 @@ def _on_bus(host: Host) -> _Bus:
         addresses = sorted(host.list(PCI), key=str.lower)
     except FileMissing:
         return _Bus()
-    vendors = {address: host.read(f"{PCI}/{address}/vendor").strip() for address in addresses}
+    vendors = {address: host.read(f"{PCI}/{address}/vendor").strip().lower() for address in addresses}
     unreadable = next(
         (text for text in vendors.values() if not re.fullmatch(r"0x[0-9a-f]{4}", text, re.IGNORECASE)), None
     )
     if unreadable is not None:
         raise HostError(f"the PCI bus is unreadable: {unreadable!r:.40} is no vendor")
-    kinds = {
-        address: host.read(f"{PCI}/{address}/class").strip()
-        for address in addresses
-        if vendors[address] in (NVIDIA, AMD)
-    }
-    if any(not re.fullmatch(r"0x[0-9a-f]{6}", kind, re.IGNORECASE) for kind in kinds.values()):
-        raise HostError("the PCI bus is unreadable: a GPU vendor's device has no class")
+    kinds = {address: kind for address in addresses if (kind := _kind(host, address, vendors[address])) is not None}
     ours = [address for address in kinds if vendors[address] == NVIDIA]
+    foreign = [FOREIGN[vendors[address]] for address in kinds if vendors[address] != NVIDIA]
+    places = [kind for address, kind in kinds.items() if vendors[address] != NVIDIA]
     return _Bus(
         gpus=tuple(address for address in ours if kinds[address].startswith("0x03")),
         switches=tuple(address for address in ours if kinds[address].startswith("0x0680")),
-        foreign=tuple(a for a in kinds if vendors[a] == AMD and kinds[a].startswith("0x1200")),
+        foreign=tuple(name for (name, classes), kind in zip(foreign, places, strict=True) if kind.startswith(classes)),
         proof=f"PCI bus: {len(ours)} of {len(addresses)} devices are NVIDIA's (10de)",
     )
+
+
+def _kind(host: Host, address: str, vendor: str) -> str | None:
+    """Class of a device of a maker of accelerators; None: another's, or not in the capture of an earlier version."""
+    if vendor != NVIDIA and vendor not in FOREIGN:
+        return None
+    try:
+        kind = host.read(f"{PCI}/{address}/class").strip().lower()
+    except NotCaptured:
+        if vendor == NVIDIA:
+            raise
+        return None
+    if not re.fullmatch(r"0x[0-9a-f]{6}", kind):
+        raise HostError("the PCI bus is unreadable: a GPU vendor's device has no class")
+    return kind
+
+
+def _foreign_devices(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the accelerators of other makers in /dev, where the bus does not show them."""
+    found = [re.fullmatch(r"([a-z]+)\d+", name) for name in devices]
+    return tuple(FOREIGN_DEVICES[match[1]] for match in found if match is not None and match[1] in FOREIGN_DEVICES)
 
 
 def _granted(text: str | None) -> int | None:

@@ -91,10 +91,12 @@ def _event(finding: Finding) -> tuple[object, ...]:
 def _judge_log(evidence: Evidence, expect: Expect) -> list[Finding]:
     refused = nvidia.refuse(evidence.gpus, expect)
     # Where nvidia-smi hangs, the log is the only evidence left: go on.
-    without = refused if refused is not None and refused.verdict is not Verdict.ERROR else None
+    hung = refused is not None and refused.verdict is Verdict.ERROR and nvidia.expected(evidence.gpus, expect) > 0
+    without = None if hung else refused
     if evidence.log is None:
         if without is not None and evidence.closed:
-            return [replace(without, proof=f"{without.proof}; kernel log: {evidence.trouble}")]
+            proof = f"{without.proof}; kernel log: {evidence.trouble}" if without.verdict is Verdict.SKIP else None
+            return [replace(without, proof=proof)]
         action = "run as root on the node, or let this container read the kernel log; --skip xid leaves it out"
         unread = error(f"the kernel log cannot be read: {evidence.trouble}", action=action)
         return [unread] if without is None else [without, unread]

@@ -13,9 +13,9 @@ from trainmaster.agent.watch import Watch
 from trainmaster.checks import document, profiles
 from trainmaster.checks.expectations import unmeasured
 from trainmaster.core import schema
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import TrainmasterError, UsageError
 from trainmaster.core.plan import Plan
-from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
+from trainmaster.core.results import CheckResult, Overall, Verdict, demand, judge_overall
 from trainmaster.core.spec import Preflight
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
@@ -31,6 +31,9 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
         return None
     try:
         planned = checks.plan(spec.level, (), spec.skip)
+        checks.plan(spec.level, spec.require)  # a name that is wrong, or of a higher level, is refused
+        if skipped := [name for name in spec.require if name in spec.skip]:
+            raise UsageError(f"{skipped[0]} is both required and skipped")
         profiles.resolve(_expected(spec))  # an unknown profile is refused before anything is measured
     except TrainmasterError as error:
         return Outcome(reason=Reason.CHECK_INCOMPLETE, message=f"the pre-flight could not be planned: {error}")
@@ -56,6 +59,8 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
     inbox: queue.SimpleQueue[CheckResult | BaseException | None] = queue.SimpleQueue()
 
     def put(item: CheckResult | BaseException | None) -> None:
+        if isinstance(item, CheckResult):
+            (item,) = demand([item], spec.require)
         inbox.put(item)
         watch.wake()
 

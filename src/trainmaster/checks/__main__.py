@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from trainmaster import checks
@@ -16,7 +17,7 @@ from trainmaster.checks import LEVELS, profiles
 from trainmaster.checks import document as _document
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.health import NodeHealth
-from trainmaster.core.results import CheckResult
+from trainmaster.core.results import CheckResult, demand
 from trainmaster.node.recorded import open_host
 
 
@@ -28,6 +29,7 @@ def main(words: list[str] | None = None) -> int:
         if options.expect_json:
             wanted.append(profiles.parse_document(json.loads(options.expect_json)))
         known = profiles.resolve(wanted, host)
+        checks.plan(options.level, options.require)  # a name that is wrong, or of a higher level, is refused
         health = _document.measure(
             host,
             known.expect,
@@ -42,6 +44,8 @@ def main(words: list[str] | None = None) -> int:
     except TrainmasterError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
+    if options.strict or options.require:
+        health = replace(health, results=demand(health.results, None if options.strict else options.require))
     document = _document.document(health, strict=options.strict, nagios=options.nagios)
     sys.stdout.write(json.dumps(document, indent=2) + "\n" if options.json else _render(health))
     return int(document["exit_code"])
@@ -56,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], metavar="CHECK", help="run only this check")
     parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave this check out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--strict", action="store_true", help="WARN ends with 1")
+    parser.add_argument("--strict", action="store_true", help="WARN ends with 1, unseen faults with 3")
+    parser.add_argument(
+        "--require", action="append", default=[], metavar="CHECK", help="faults that it leaves unseen end with 3"
+    )
     parser.add_argument("--nagios", action="store_true", help="end with 0, 1, 2 or 3 as Nagios reads them")
     parser.add_argument("--capture", type=Path, metavar="DIR", help="write everything that was read to this folder")
     parser.add_argument("--replay", type=Path, metavar="DIR", help="judge a captured machine instead of this one")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainmaster.core import schema
-from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
+from trainmaster.core.results import CheckResult, Overall, Verdict, demand, judge_overall
 
 DRAIN_PREFIX = "trainmaster:"  # of every reason to drain a node that is ours; one with another reason is left alone
 _WORST = (Overall.FAIL, Overall.INCOMPLETE, Overall.WARN, Overall.PASS)
@@ -37,6 +37,10 @@ class NodeHealth:
     @property
     def overall(self) -> Overall:
         return judge_overall(self.results, planned=self.planned)
+
+    def demanding(self) -> NodeHealth:
+        """The same, where a check that left faults unseen is an error: `--strict`."""
+        return replace(self, results=demand(self.results))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,10 @@ class ClusterHealth:
         if self.silent or not self.nodes or not set(self.asked) <= accounted:
             verdicts.append(Overall.INCOMPLETE)
         return min(verdicts, key=_WORST.index)
+
+    def demanding(self) -> ClusterHealth:
+        """The same, where a check that left faults of a node unseen is an error: `--strict`."""
+        return replace(self, nodes=tuple(node.demanding() for node in self.nodes))
 
     def to_plain(self) -> dict[str, Any]:
         return {**schema.to_plain(self), "overall": str(self.overall)}

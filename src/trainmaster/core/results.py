@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+# In the values of a warning: faults that could not be seen here, because rights keep their source from this process.
+UNSEEN = "unseen"
 
 
 class Verdict(StrEnum):
@@ -92,6 +95,21 @@ def judge_overall(results: Sequence[CheckResult], *, planned: Collection[str]) -
     if counts[Verdict.ERROR] or not whole or not measured:
         return Overall.INCOMPLETE
     return Overall.WARN if counts[Verdict.WARN] else Overall.PASS
+
+
+def demand(results: Sequence[CheckResult], required: Collection[str] | None = None) -> tuple[CheckResult, ...]:
+    """The results, where a required check that left faults unseen is an error. `required` None: every check is."""
+    return tuple(
+        replace(result, findings=tuple(_demanded(finding) for finding in result.findings))
+        if required is None or result.check in required
+        else result
+        for result in results
+    )
+
+
+def _demanded(finding: Finding) -> Finding:
+    hidden = finding.verdict is Verdict.WARN and finding.values.get(UNSEEN)
+    return replace(finding, verdict=Verdict.ERROR) if hidden else finding
 
 
 _EXIT = {Overall.PASS: 0, Overall.WARN: 0, Overall.FAIL: 1, Overall.INCOMPLETE: 3}

@@ -52,6 +52,11 @@ class Preflight:
     profile: str | None = field(default=None, doc="instance type or GPU model each node should be, as ml.p5.48xlarge")
     expect: Expect = field(factory=Expect, doc="what each node should have, over what its profile says")
     skip: tuple[str, ...] = field(default=(), doc="checks to leave out, by name")
+    require: tuple[str, ...] = field(
+        default=(),
+        doc="checks that must see everything: where rights hide faults from one (`xid` in a default pod, whose kernel "
+        "log is closed), the job does not start; not stated: it starts, and the check warns of what it could not see",
+    )
     allow_incomplete: bool = field(default=False, doc="start although something planned could not be measured")
 
 

@@ -1,7 +1,8 @@
 """The kernel log has no fault of GPU (Xid), NVSwitch (SXid), PCIe, memory, adapter, disk or kernel since boot.
 
 Such a device fails again. Events of a GPU before its last reset are noted and do not count. A machine without a GPU is
-judged by the same log; only there a log that this user may not read is no error.
+judged by the same log. Where rights keep the log from this process, as in every default container, `_closed_log` says
+what is seen without it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from trainmaster.checks import nvidia
-from trainmaster.checks.gpu import _kernel_rules
+from trainmaster.checks.gpu import _closed_log, _kernel_rules
 from trainmaster.core.errors import CommandMissing, FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
@@ -50,6 +51,7 @@ class Evidence:
     trouble: str
     site: str | None
     closed: bool = False
+    instead: _closed_log.Instead | None = None  # where each log is closed
     others: tuple[tuple[str, KernelLog], ...] = ()  # cut short, damaged or without its beginning; faults there count
 
 
@@ -57,6 +59,7 @@ def read(host: Host) -> Evidence:
     gpus = nvidia.read(host)
     source, text, trouble, closed, others = _read_log(host)
     log = kernel_log.parse(text) if text else None
+    instead = _closed_log.read(host, gpus) if log is None and closed else None
     return Evidence(
         gpus=gpus,
         source=source,
@@ -65,6 +68,7 @@ def read(host: Host) -> Evidence:
         trouble=trouble,
         site=_read_site(host),
         closed=closed,
+        instead=instead,
         others=tuple((name, kernel_log.parse(other)) for name, other in others),
     )
 
@@ -97,6 +101,10 @@ def _judge_log(evidence: Evidence, expect: Expect) -> list[Finding]:
         if without is not None and evidence.closed:
             proof = f"{without.proof}; kernel log: {evidence.trouble}" if without.verdict is Verdict.SKIP else None
             return [replace(without, proof=proof)]
+        if refused is None and evidence.instead and _closed_log.is_refused(evidence.instead, evidence.trouble):
+            slots = nvidia.slots(evidence.gpus, nvidia.expected(evidence.gpus, expect))
+            devices = {slot.bus: slot.device for slot in slots if slot.bus is not None}
+            return _closed_log.judge(evidence.instead, evidence.gpus, devices, evidence.trouble)
         action = "run as root on the node, or let this container read the kernel log; --skip xid leaves it out"
         unread = error(f"the kernel log cannot be read: {evidence.trouble}", action=action)
         return [unread] if without is None else [without, unread]
@@ -259,7 +267,8 @@ def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
             continue
         if not text:
             troubles.append(f"{name} is empty")
-            closed = False
+            # A container may have journalctl and no journal; the ring buffer of a running kernel is never empty.
+            closed = closed and name == "journalctl"
         elif kernel_log.is_boot(text):
             return name, text, "", False, [*late, *damaged]
         else:

@@ -83,7 +83,7 @@ def check(
         float | None, typer.Option(min=0.0, metavar="USD", help="Of one node-hour; else its instance's list price.")
     ] = None,
     home: HomeOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN, with 3 on unseen faults.")] = False,
     nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
     capture: Annotated[Path | None, typer.Option(metavar="DIR", help="Write down everything that was read.")] = None,
     replay: Annotated[Path | None, typer.Option(metavar="DIR", help="Judge a captured machine, not this one.")] = None,
@@ -137,6 +137,8 @@ def check(
     if replay is None:
         _remember(home, health, digest)
     changes = between.compare(before, health) if before is not None else None
+    # Only now: the bundle and the history keep what was measured.
+    health, node = (health.demanding(), node and node.demanding()) if strict else (health, node)
     if as_json:
         _print_json(node, health, changes, strict=strict, nagios=nagios)
     else:

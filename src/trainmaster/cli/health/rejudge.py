@@ -21,7 +21,9 @@ def rejudge(
     ] = None,
     diff: Annotated[Path | None, typer.Option(metavar="OTHER", help="Show what changed since that run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as verdict.json has it.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with 1 on WARN too, with 3 where faults could not be seen.")
+    ] = False,
     nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
     home: HomeOption = None,
 ) -> None:
@@ -56,6 +58,7 @@ def rejudge(
     before = evidence.load(diff) if diff is not None else None
     health = evidence.rejudge(bundle, wanted, known_digest=sha256)
     _print_digest(evidence.digest(bundle), home)
+    health = health.demanding() if strict else health
     if as_json and before is None:
         typer.echo(evidence.judged(health), nl=False)
     elif as_json and before is not None:

@@ -59,6 +59,8 @@ def preflight(spec: JobSpec, settings: Settings) -> str:
         words += ["--expect", wanted.profile]
     for name in wanted.skip:
         words += ["--skip", name]
+    for name in wanted.require:
+        words += ["--require", name]
     expected = {name: value for name, value in schema.to_plain(wanted.expect).items() if value not in (None, [], {})}
     if wanted.expect != Expect():
         words += ["--expect-json", json.dumps(expected)]

@@ -288,7 +288,10 @@ def container_security(settings: Settings) -> Object:
             "runAsUser": 0,
             "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE", "IPC_LOCK", "SETUID", "SETGID"]},
         }
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    rights: Object = {"drop": ["ALL"]}
+    if settings.kernel_log:
+        rights["add"] = ["SYSLOG"]
+    return {"allowPrivilegeEscalation": False, "capabilities": rights}
 
 
 def limits_container(plan: PodPlan) -> Object:

@@ -118,6 +118,11 @@ class Settings:
         doc="locked memory and open files: check: an init container refuses a node that limits them; raise: the pod "
         "starts as root with SYS_RESOURCE, raises them and then becomes `user`",
     )
+    kernel_log: bool = field(
+        default=False,
+        doc="the pods may read the node's kernel log: they get CAP_SYSLOG, which only root has (`user: 0`), so that "
+        "`xid` sees every fault; the namespace must admit it (docs/how/containers.md)",
+    )
     user: int | None = field(default=1000, ge=0, doc="user of the pods; null: the image's own")
     group: int | None = field(default=None, ge=0, doc="group of the pods and of their volumes; not stated: user")
     node_labels: dict[str, str] = field(factory=dict, doc="labels that a node must have")
@@ -154,6 +159,12 @@ class Settings:
             yield Fault(path="queue_priority", message="belongs to a Kueue queue; write `queue:` too")
         if self.ulimits == "raise" and self.user is None:
             yield Fault(path="user", message="the user to become after the limits are raised; write for example 1000")
+        if self.kernel_log and self.user != 0 and self.ulimits != "raise":
+            yield Fault(path="kernel_log", message="only root has CAP_SYSLOG in a pod; write `user: 0` too")
+        if self.kernel_log and self.ulimits == "raise":
+            yield Fault(
+                path="kernel_log", message="`ulimits: raise` becomes `user` before the checks; write one of both"
+            )
         mounts = [volume.mount for volume in self.volumes]
         for mount in sorted({mount for mount in mounts if mounts.count(mount) > 1}):
             yield Fault(path="volumes", message=f"{mount} is mounted twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,30 +65,35 @@ def open_api(db: Database, folder: Path) -> TestClient:
 
 
 def hold_api(name: str, db: Database, client: TestClient, folder: Path) -> None:
-    """An option that is a file of the server is refused for a token without the role admin; its words are not told."""
+    """Nobody but an admin of the server names a file of the server, or uses a target without a grant; and nobody at
+    all reads a word of a refused file. A target that does not say which account its jobs have is granted to nobody."""
     file = folder / "settings.yaml"
     file.write_text(f"{MARK}: [")
-    traits, spec = targets.traits(name), {"name": "a", "project": "lab", "command": ["true"]}
-    user, admin = (issue(db, f"{role}-{name}", role) for role in (Role.USER, Role.ADMIN))
-    for option in (file, "settings.yaml", "../settings.yaml", "~/settings.yaml", "./lab"):
-        word, job_id = f"{name}:{option}", str(uuid.uuid4())
+    spec = {"name": "a", "project": "lab", "command": ["true"]}
+    callers = {"user": (Role.USER, None), "admin-of-lab": (Role.ADMIN, "lab")}
+    tokens = {who: issue(db, f"{who}-{name}", role, project) for who, (role, project) in callers.items()}
+    admin, stated = issue(db, f"admin-{name}", Role.ADMIN), targets.traits(name)
+    for option in (file, "~/settings.yaml", "./lab", "lab", ""):
+        word, job_id = f"{name}:{option}".rstrip(":"), str(uuid.uuid4())
+        code = "file_of_server" if stated.names_file(word) else "not_granted"
         with db.write() as conn:
             jobs.insert_job(conn, job_id, parse_spec({**spec, "target": word}), at=AT)
         for route in ROUTES:
             place = route.format(job=job_id)
             body: Any = {} if "{job}" in route else {"json": {**spec, "target": word}}
-            answer = client.post(place, headers=user, **body)
-            assert MARK not in answer.text, (word, place)
-            if traits.option == "none":  # nothing of the server is named: the target itself refuses it
-                assert answer.status_code == 422, (word, place, answer.text)
-            else:
-                assert answer.status_code == 403, (word, place, answer.text)
-                assert "only an admin may name a file of the server" in answer.text
-    answer = client.post(ROUTES[0], headers=admin, json={**spec, "target": f"{name}:{file}"})
-    assert answer.status_code != 403, "an admin may"
-    if traits.option in ("name", "name_or_file"):
-        answer = client.post(ROUTES[0], headers=user, json={**spec, "target": f"{name}:lab"})
-        assert answer.status_code != 403, answer.text
+            for who, token in tokens.items():
+                answer = client.post(place, headers=token, **body)
+                assert answer.status_code == 403, (who, word, place, answer.text)
+                assert MARK not in answer.text, (who, word, place)
+                if route.startswith("/v1/"):
+                    assert answer.json()["error"]["code"] == code, (who, word, place, answer.text)
+            answer = client.post(place, headers=admin, **body)
+            assert answer.status_code != 403 and MARK not in answer.text, (word, place, answer.text)
+    if targets.find_traits(name) is not None and not stated.required:
+        account = None
+        with contextlib.suppress(UsageError):  # of no file: its own, which is the server's, or none
+            account = targets.runs_as(name)
+        assert account is None or account.server or account.alone, account
 
 
 def hold_server(name: str, url: str, token: str, folder: Path) -> None:
@@ -95,7 +101,8 @@ def hold_server(name: str, url: str, token: str, folder: Path) -> None:
     (folder / "job.yaml").write_text("name: a\nproject: lab\ncommand: ['true']\n")
     words = ("submit", str(folder / "job.yaml"), "--workdir", "none", "--server", url)
     refused = run(*words, "--on", f"{name}:/etc/settings.yaml", TRAINMASTER_TOKEN=token)
-    expected = "takes no options" if targets.traits(name).option == "none" else "only an admin may name a file"
+    stated = targets.traits(name).option == "none"
+    expected = "may not use the target" if stated else "only an admin of the server may name a file"
     assert refused.exit_code != 0 and expected in str(refused.exception), refused.output
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from trainmaster.core.config.spec_places import BOUNDS, PLACES, Place
 from trainmaster.core.schema import describe
 from trainmaster.core.spec import JobSpec
 
@@ -20,13 +22,31 @@ This table is written by `python tools/write_spec_doc.py` from the dataclasses i
 | field | type | default | what for |
 |---|---|---|---|
 """
+PLACES_HEAD = """
+## Whose rights open what a field names
+
+A token of a project never acts with the server's own rights. A field that names a file, an account or another job is
+opened in one of these places; `core/config/spec_places.py` classes every field of text; a test fails for one without.
+
+| field | where it is opened | bound |
+|---|---|---|
+"""
 
 
 def render() -> str:
     rows = (
         f"| `{row.path}` | {_cell(row.type)} | {_cell(row.default)} | {_cell(row.doc)} |" for row in describe(JobSpec)
     )
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + PLACES_HEAD + "\n".join(_places()) + "\n"
+
+
+def _places() -> Iterator[str]:
+    """One row for each place, and one for each field with a bound of its own."""
+    for field, bound in BOUNDS.items():
+        yield f"| `{field}` | {PLACES[field].value} | {_cell(bound)} |"
+    for place in (Place.ACCOUNT, Place.NODE, Place.NOTHING):
+        fields = ", ".join(f"`{field}`" for field, its in PLACES.items() if its is place)
+        yield f"| {fields} | {place.value} | |"
 
 
 def _cell(text: str) -> str:

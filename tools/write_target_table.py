@@ -9,7 +9,7 @@ from trainmaster import targets
 from trainmaster.targets import Traits
 
 PAGE = Path(__file__).parents[1] / "docs" / "how" / "targets.md"
-HEAD = "| target | runs on | option | unstated price | node by node | drains |"
+HEAD = "| target | runs on | option | a project's account | unstated price | node by node | drains |"
 _OPTION = {
     "none": "none",
     "file": "file, `{}`",
@@ -21,7 +21,7 @@ _OPTION = {
 def render() -> str:
     """The table."""
     rows = [_row(name, targets.traits(name)) for name in targets.names()]
-    return "\n".join([HEAD, "|---|---|---|---|---|---|", *rows])
+    return "\n".join([HEAD, "|---|---|---|---|---|---|---|", *rows])
 
 
 def _row(name: str, traits: Traits) -> str:
@@ -30,7 +30,8 @@ def _row(name: str, traits: Traits) -> str:
         option += "; may be left out"
     price = "unknown" if traits.paid else "0"
     nodes = f"one job for {' and '.join(sorted(traits.one_job))}" if traits.one_job else _yes(traits.nodes)
-    return f"| `{name}` | {traits.title} | {option} | {price} | {nodes} | {_yes(traits.drains)} |"
+    account = f"`--user {traits.accounts}`" if traits.accounts else "of its settings"
+    return f"| `{name}` | {traits.title} | {option} | {account} | {price} | {nodes} | {_yes(traits.drains)} |"
 
 
 def _yes(value: bool) -> str:

@@ -154,6 +154,11 @@ CASES: dict[str, dict[str, str]] = {
         "encoding": f"token list --server {NO_SERVER}",
         "disk": "token create me --home {full}/h",
     },
+    "target": {
+        "output": "target grant lambda --project lab --home {blocked}",
+        "encoding": f"target list --server {NO_SERVER}",
+        "disk": "target grant lambda --project lab --home {full}/h",
+    },
     **{
         verb: {
             "output": f"{verb} {job} --home {{blocked}}",
@@ -195,6 +200,7 @@ BASE: dict[str, tuple[str, str | None]] = {
     "report": ("report {events} --out -", "server"),
     "sim": ("sim lambda --list-faults", None),
     "token": ("token list", "server"),
+    "target": ("target list", "server"),
     **{
         verb: (f"{verb} {job} --server {NO_SERVER}", "client")
         for verb, job in {

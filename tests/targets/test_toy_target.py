@@ -84,7 +84,10 @@ def test_it_is_taken_by_on_and_refused_by_its_own_words(tmp_path: Path, monkeypa
 
 def test_it_is_in_the_table_of_the_docs() -> None:
     tests = runpy.run_path(str(Path(__file__).with_name("test_traits.py")))
-    assert "| `toy` | a box of toys | file, `toy.yaml` | 0 | no | no |" in tests["load_tool"]().render().splitlines()
+    assert (
+        "| `toy` | a box of toys | file, `toy.yaml` | of its settings | 0 | no | no |"
+        in tests["load_tool"]().render().splitlines()
+    )
 
 
 def test_the_contract_tests_run_over_it(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_what_it_states_agrees(target: str) -> None:
 
 
 @every_target
-def test_only_an_admin_names_a_file_of_the_server(
+def test_only_an_admin_of_the_server_names_a_file_of_it(
     target: str, api: tuple[Database, TestClient], tmp_path: Path
 ) -> None:
     traits_contract.hold_api(target, *api, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
+from trainmaster.control import known_targets
 from trainmaster.core.errors import UsageError
 from trainmaster.core.schema import to_plain
 from trainmaster.store import audit, tokens
@@ -86,7 +87,8 @@ def test_a_revoked_token_is_refused_at_once(closed: TestClient, db: Database) ->
 
 
 def test_a_viewer_reads_a_user_submits_an_admin_rules(closed: TestClient, db: Database) -> None:
-    spec = to_plain(samples.spec())
+    spec = to_plain(samples.spec(target="lambda"))
+    known_targets.grant(db, "lambda", spec["project"], user=None, by="local")
     hook = {"url": "https://hooks.example.org/x"}
     asked = [
         ("GET", JOBS, None), ("POST", JOBS, spec), ("PUT", "/v1/budgets/research/month", {"cap_cents": 5}),

@@ -31,7 +31,8 @@ def test_a_project_token_needs_trust_on_local(db: Database, tmp_path: Path, trus
     client = TestClient(app, base_url="http://127.0.0.1:8470", client=("127.0.0.1", 50_000))
     answer = client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {token}"})
     assert answer.status_code == status, answer.text
-    assert trusted or answer.json()["error"]["code"] == "untrusted_jobs"
+    assert trusted or answer.json()["error"]["code"] == "not_granted"
+    assert trusted or "trainmaster target grant local --project lab --user UNIX-USER" in answer.text, "the line to add"
     made = client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {admin}"})
     assert made.status_code == 201
     again = f"/v1/training/jobs/{made.json()['id']}/rerun"

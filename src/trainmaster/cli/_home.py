@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trainmaster.store.database import Database
 
 DATABASE = "TRAINMASTER_DATABASE"
-JOB_USER = "TRAINMASTER_JOB_USER"  # the Unix user of jobs on the target `local` (remote/job_user.py)
 HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets/ssh); HOME/hosts
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link", "storage"}
 LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
@@ -94,10 +93,8 @@ def protect(home: Path, *, database: bool = True) -> None:
     try:
         for name in ("jobs", "storage", "reconcilers"):
             (home / name).mkdir(mode=0o700, exist_ok=True)
-            _close(home / name, 0o700)
-        if os.environ.get(JOB_USER):  # the other user passes to its own folder and lists nothing
-            (home / "jobs").chmod(0o711)
-            home.chmod(stat.S_IMODE(home.stat().st_mode) | 0o011)
+            # Users of local jobs, whom only root can start, pass through `jobs` (remote/job_user.py).
+            _close(home / name, 0o711 if name == "jobs" and os.geteuid() == 0 else 0o700)
         if database:  # SQLite gives its side files the mode of the database
             os.close(os.open(home / DATABASE_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
         for suffix in ("", "-wal", "-shm", "-journal"):

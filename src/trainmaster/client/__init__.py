@@ -33,6 +33,7 @@ from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submi
 from trainmaster.api.paths import JOBS, TRAINING, chunks
 from trainmaster.api.paths import workdir as workdir_path
 from trainmaster.api.run import Run
+from trainmaster.api.targets import KnownTarget
 from trainmaster.api.webhooks import Delivery
 from trainmaster.api.workdirs import MissingChunks, StoredWorkdir
 from trainmaster.client import files, workdir
@@ -362,6 +363,26 @@ class Client:
 
     def revoke_token(self, name: str) -> None:
         self._transport.request("DELETE", f"/v1/tokens/{quote(name, safe='')}")
+
+    def targets(self) -> tuple[KnownTarget, ...]:
+        """Targets that the server knows; for its admins."""
+        return decode(tuple[KnownTarget, ...], self.get("/v1/targets")["targets"])
+
+    def add_target(self, name: str, word: str) -> KnownTarget:
+        """Make a target known: `word` is a kind and a path of the server, as ssh:/etc/trainmaster/lab.yaml."""
+        wish = {"name": name, "word": word}
+        return decode(KnownTarget, self._transport.request("POST", "/v1/targets", body=wish, again=False).json())
+
+    def remove_target(self, name: str) -> None:
+        self._transport.request("DELETE", f"/v1/targets/{quote(name, safe='')}")
+
+    def grant_target(self, name: str, project: str, *, user: str | None = None) -> None:
+        """Let the jobs of a project run on a target, as this account."""
+        path = f"/v1/targets/{quote(name, safe='')}/projects/{quote(project, safe='')}"
+        self._transport.request("PUT", path, body={"user": user})
+
+    def revoke_target(self, name: str, project: str) -> None:
+        self._transport.request("DELETE", f"/v1/targets/{quote(name, safe='')}/projects/{quote(project, safe='')}")
 
     def health(self) -> Health:
         """Liveness of the server. An answer of `failing` (503) is returned, not raised."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
-from trainmaster.control import budget, workdir
+from trainmaster.control import budget, known_targets, workdir
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec
@@ -35,13 +35,15 @@ def submit_once(
     OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
     would go on with checkpoints that another job still writes.
     """
-    spec = _find_first(db, spec)
+    with db.read() as conn:
+        word = known_targets.find_word(conn, spec)
+    spec = _find_first(db, spec, word)
     if secrets := list(find_in_spec(spec)):  # here and not in the spec itself: rows of earlier days must stay readable
         raise SpecError(secrets)
     workdir.check_known(db, spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
-    target = load(spec.target)
+    target = load(word)
     planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
     price = budget.price_of(spec, planned.handle)
     if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):
@@ -50,7 +52,7 @@ def submit_once(
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
-        job_id, new = jobs.insert_once(conn, job_id, spec, key=key, by=name, at=at)
+        job_id, new = jobs.insert_once(conn, job_id, spec, key=key, by=name, at=at, word=word)
         if new:
             first = spec.resume_from
             if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
@@ -75,7 +77,7 @@ def run_again(
     return submit_once(db, replace(_known(db, job_id).spec, resume_from=None), key=key, load=load, by=by)
 
 
-def _find_first(db: Database, spec: JobSpec) -> JobSpec:
+def _find_first(db: Database, spec: JobSpec, word: str) -> JobSpec:
     """The spec with the job that began the run in `resume_from`: its checkpoints are there."""
     if spec.resume_from is None:
         return spec
@@ -83,8 +85,9 @@ def _find_first(db: Database, spec: JobSpec) -> JobSpec:
     if earlier is None or earlier.project != spec.project:
         message = f"the project {spec.project} has no job {spec.resume_from}"
         raise SpecError([Fault(path="resume_from", message=message)])
-    if earlier.target != spec.target:
-        message = f"the checkpoints of {earlier.id} are at {earlier.target}; a job elsewhere cannot go on with them"
+    if earlier.target != word:
+        place = f"at {earlier.spec.target}" if earlier.spec.target != spec.target else "of another account"
+        message = f"the checkpoints of {earlier.id} are {place}; a job elsewhere cannot go on with them"
         raise SpecError([Fault(path="target", message=message)])
     first = earlier.spec.resume_from or earlier.id
     if not _may_have_saved(db, earlier, first):

@@ -6,6 +6,7 @@
     │   ├── JobMissing          2   there is no such job
     │   ├── JobFinal            2   the job has ended; nothing about it can change any more
     │   ├── KeyTaken            2   an idempotency key that already stands for another submission
+    │   ├── AccessRefused       2   the caller may not use that target, file or account; nothing was created
     │   ├── OverBudget          2   the project has spent what it may; nothing was created
     │   └── OverQuota           2   the project has as much in storage as it may; nothing was stored
     ├── MissingExtra            2   a feature whose packages are not installed
@@ -86,6 +87,14 @@ class JobFinal(UsageError):
 
 class JobOpen(UsageError):
     """Another job still writes the checkpoints that were asked for; nothing was created."""
+
+
+class AccessRefused(UsageError):
+    """The caller may not use that target, file or account; nothing was created. `code` is the word for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
 
 
 class OverQuota(UsageError):

@@ -143,7 +143,12 @@ class JobSpec:
         example="my-lab",
         doc="group of jobs, for tokens and budgets",
     )
-    target: str = field(default="local", pattern=r"[a-z][a-z0-9_]*(:.+)?", example="local", doc="where to run")
+    target: str = field(
+        default="local",
+        pattern=r"[a-z][a-z0-9_-]*(:.+)?",
+        example="local",
+        doc="where to run: a target, or the name of one that `trainmaster target add` made known",
+    )
     resources: Resources = field(factory=Resources, doc="how many machines and ranks")
     rent: Rent = field(factory=Rent, doc="which machines to rent, where the target rents them (lambda)")
     slurm: SlurmOptions = field(factory=SlurmOptions, doc="options of the Slurm job, where the target is slurm")

@@ -77,7 +77,7 @@ def build(
         id=job.id,
         name=job.name,
         project=job.project,
-        target=job.target,
+        target=job.spec.target,
         status=job.status,
         stage=job.stage,
         reason=job.reason,

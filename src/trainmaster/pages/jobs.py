@@ -85,7 +85,7 @@ def _line(row: JobRow, last: Event | None, cost: tuple[int | None, int | None]) 
         id=row.id,
         name=row.name,
         project=row.project,
-        target=row.target,
+        target=row.spec.target,
         status=row.status,
         stage=row.stage,
         reason=row.reason,

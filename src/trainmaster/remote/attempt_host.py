@@ -70,14 +70,17 @@ def check_range(stream: str, offset: int, limit: int) -> None:
 
 
 class AttemptHost:
-    """Runs attempts on this machine."""
+    """Runs attempts on this machine, as this Unix user; not stated: that of `--job-user`, else our own."""
+
+    def __init__(self, user: str | None = None) -> None:
+        self._user = user
 
     async def submit(self, submission: Submission) -> Handle:
         folder = _folder(submission.handle)
         try:
             if _begun(folder):
                 return _submitted(submission.handle)
-            user = job_user.find_user()
+            user = job_user.find_user(self._user)
             job_user.claim(folder, user)
             with _submitting(folder) as fd:
                 for path, text in submission.files.items():

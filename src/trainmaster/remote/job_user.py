@@ -4,8 +4,9 @@ A job gets nothing of the server: no home folder, no tokens, no credentials. Var
 all (paths, locale, CUDA, NCCL) pass; TRAINMASTER_JOB_ENV names others that the operator wants every job to have, for
 example `HF_TOKEN,WANDB_API_KEY`.
 
-As root the agent is started as the user that TRAINMASTER_JOB_USER names (`serve --job-user`). Otherwise a job has the
-rights of the server and can read its files.
+As root the agent is started as the user of its project (`target grant local --project P --user U`), else as the one
+that TRAINMASTER_JOB_USER names (`serve --job-user`). Otherwise a job has the rights of the server and can read its
+files.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import os
 import pwd
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -79,19 +81,20 @@ def _passes(name: str, value: str) -> bool:
     return known and not _SECRET.search(name) and not _CREDENTIALS_IN_URL.search(value)
 
 
-def find_user() -> pwd.struct_passwd | None:
-    """The Unix user of jobs; None where jobs run as the user of the server."""
-    name = os.environ.get(USER)
+def find_user(name: str | None = None) -> pwd.struct_passwd | None:
+    """The Unix user of jobs: the one named, else of `--job-user`; None where jobs run as the user of the server."""
+    what = "user" if name else USER
+    name = name or os.environ.get(USER)
     if not name:
         return None
     if os.geteuid() != 0:
-        raise UsageError(f"{USER}: only root can start jobs as another user; this server runs as uid {os.geteuid()}")
+        raise UsageError(f"{what}: only root can start jobs as another user; this server runs as uid {os.geteuid()}")
     try:
         user = pwd.getpwnam(name)
     except KeyError:
-        raise UsageError(f"{USER}: no such user: {name}; create it with: useradd --system {name}") from None
+        raise UsageError(f"{what}: no such user: {name}; create it with: useradd --system {name}") from None
     if user.pw_uid == 0:
-        raise UsageError(f"{USER}: {name} is root; name another user")
+        raise UsageError(f"{what}: {name} is root; name another user")
     return user
 
 
@@ -101,11 +104,15 @@ def claim(folder: Path, user: pwd.struct_passwd | None) -> None:
     The job's folder and the one of its attempts stay ours: the owner of a folder can put a link in the place of what
     lies in it, and root would follow it to any folder of the machine.
     """
+    job = folder.parent.parent
     if user is None:
         folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            job.chmod(0o700)  # beside folders that users of other jobs pass through
         return
-    job = folder.parent.parent
     job.mkdir(parents=True, exist_ok=True)
+    for above in (job.parent.parent, job.parent):  # the user passes to its own folder and lists nothing
+        above.chmod(stat.S_IMODE(above.stat().st_mode) | 0o011)
     with contextlib.ExitStack() as opened:
         place = _open_folder(opened, job)
         for name in (folder.parent.name, folder.name):

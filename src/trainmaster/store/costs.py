@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Float, case, cast, delete, func, literal, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, literal, or_, select, update
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
@@ -124,7 +124,9 @@ def spent_by_project(
 def list_unpriced(conn: Connection, *, free: Collection[str], project: str | None = None) -> set[str]:
     """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts."""
     stated = _JOBS.spec["resources"]["price_per_hour"].as_string()
-    words = (_JOBS.target.startswith(f"{name}:", autoescape=True) for name in free)
+    words = [_JOBS.target.startswith(f"{name}:", autoescape=True) for name in free]
+    # With an account before it. What stands behind a colon is an option and no name.
+    words += [and_(_JOBS.target.like(f"%@{name}"), _JOBS.target.not_like("%:%")) for name in free]
     query = select(_JOBS.id).where(or_(_JOBS.target.in_(free), *words), stated.is_(None))
     return set(conn.execute(query.where(_JOBS.project == project) if project is not None else query).scalars())
 

@@ -42,15 +42,15 @@ from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow, TransitionRow
 
 
-def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) -> None:
-    """A new job, queued."""
+def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime, word: str | None = None) -> None:
+    """A new job, queued. `word` is what its target stands for; not stated: as the spec writes it."""
     stage, status = Stage.QUEUED, status_in(Stage.QUEUED)
     conn.execute(
         insert(t.jobs).values(
             id=job_id,
             name=spec.name,
             project=spec.project,
-            target=spec.target,
+            target=word or spec.target,
             status=status.value,
             stage=stage.value,
             message="",
@@ -66,7 +66,7 @@ def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime) ->
 
 
 def insert_once(
-    conn: Connection, job_id: str, spec: JobSpec, *, key: str | None, by: str | None, at: datetime
+    conn: Connection, job_id: str, spec: JobSpec, *, key: str | None, by: str | None, at: datetime, word: str
 ) -> tuple[str, bool]:
     """The id of the job that stands for this submission, and whether it was made now. KeyTaken on another spec."""
     name, content = (_digest(key), _digest(json.dumps(to_plain(spec), sort_keys=True))) if key else (None, None)
@@ -80,7 +80,7 @@ def insert_once(
             if row.submit_hash != content:
                 raise KeyTaken(f"this idempotency key stands for job {row.id}, which has another spec; take a new key")
             return row.id, False
-    insert_job(conn, job_id, spec, at=at)
+    insert_job(conn, job_id, spec, at=at, word=word)
     more = {"submit_key": name, "submit_hash": content, "submitted_by": by}
     conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(more))
     return job_id, True
@@ -295,7 +295,7 @@ def list_open(db: Database) -> list[str]:
 
 
 def list_targets(db: Database) -> list[str]:
-    """Every target that a job of this database names."""
+    """Every target that a job of this database runs on."""
     with db.read() as conn:
         return list(conn.execute(select(t.jobs.c.target).distinct()).scalars())
 

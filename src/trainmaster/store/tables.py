@@ -10,6 +10,7 @@ jobs ─┬─ attempts ─┬─ streams        read offset of each stream of a
       │              └─ evals
       └─ artifacts                   objects in storage
 blobs  workdirs                    chunks and snapshots of working folders, by project
+known_targets  target_grants       targets by name, and which project uses one as which account
 tokens  audit  budgets  webhooks  outbox ── deliveries
 
 Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
@@ -367,3 +368,20 @@ deliveries = Table(
     Index("ix_deliveries_due", "channel", "next_at", sqlite_where=text("next_at IS NOT NULL"),
           postgresql_where=text("next_at IS NOT NULL")),
 )  # fmt: skip
+
+known_targets = Table(
+    "known_targets",
+    metadata,
+    Column("name", String(63), primary_key=True),  # what a spec writes
+    Column("word", Text, nullable=False),  # what it stands for: "ssh:/etc/trainmaster/lab.yaml"
+    Column("created_at", UtcTime, nullable=False),
+)
+
+target_grants = Table(
+    "target_grants",
+    metadata,
+    Column("target", String(127), primary_key=True),  # a known name, or a word that names no file: "local", "ssh:lab"
+    Column("project", String(63), primary_key=True),
+    Column("user", String(255)),  # account of the project's jobs there; NULL: the one of the target's settings
+    Column("created_at", UtcTime, nullable=False),
+)

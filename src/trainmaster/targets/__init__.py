@@ -4,6 +4,9 @@ A target plans (pure, printable), submits, polls, lists files and reads them fro
 Every call but `plan` may be repeated after a crash with the same attempt and must then find what is already there:
 `submit` of an attempt that runs returns the same handle and starts nothing.
 
+A word names a target: `local`, `ssh:hosts.yaml`. One that the control plane made from a grant begins with the account
+of the project's jobs there: `tm-lab@ssh:hosts.yaml`; a spec cannot spell that.
+
 Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possible, and `poll` returns `unknown`.
 """
 
@@ -23,6 +26,7 @@ from typing import Protocol, runtime_checkable
 from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Pull, Submission
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import JobSpec
+from trainmaster.targets._account import Account
 from trainmaster.targets._answers import check_files
 from trainmaster.targets._cluster_job import ClusterJob, ClusterJobEnd, RunsClusterJobs, find_unequal
 from trainmaster.targets._drain import PREFIX, DrainState, ListsDrained, RunCommand, Scheduler
@@ -43,6 +47,7 @@ from trainmaster.targets._traits import Traits
 
 __all__ = [
     "PREFIX",
+    "Account",
     "ClusterJob",
     "ClusterJobEnd",
     "DrainState",
@@ -89,7 +94,10 @@ __all__ = [
     "load_scheduler",
     "make_home_mark",
     "names",
+    "runs_as",
+    "spell",
     "spell_all",
+    "split",
     "traits",
 ]
 
@@ -259,15 +267,49 @@ def names() -> list[str]:
     return sorted(_find_modules(tuple(__path__)))
 
 
+def split(word: str) -> tuple[str | None, str, str]:
+    """Account, name and option of a word. What stands before an `@` in the name is the account, never in the option."""
+    head, _, option = word.partition(":")
+    account, at, name = head.rpartition("@")
+    return (account if at else None), name, option
+
+
+def spell(word: str, user: str | None) -> str:
+    """The word for the same target, with its jobs as this user."""
+    return word if user is None else f"{user}@{word}"
+
+
 def load(word: str) -> Target:
-    """The target named in a spec: `local`, or `name:options`."""
-    target: Target = _import(word).create(word.partition(":")[2])
+    """The target named in a spec: `local`, or `name:options`; with an account before it, acting as that one."""
+    account, name, option = split(word)
+    module = _import(word)
+    if account is None:
+        target: Target = module.create(option)
+        return target
+    if not module.TRAITS.accounts:
+        raise UsageError(f"target: {name} has no accounts; what its settings state is the account of its jobs")
+    target = module.create(option, user=account)
     return target
+
+
+def runs_as(word: str) -> Account | None:
+    """The account and the disk of jobs there, from the target's own settings; None where it does not say.
+
+    UsageError where its settings cannot be used, or the account is none.
+    """
+    account, name, option = split(word)
+    module = _import(word)
+    if not hasattr(module, "runs_as"):
+        return None
+    if account is not None and not module.TRAITS.accounts:
+        raise UsageError(f"target: {name} has no accounts; what its settings state is the account of its jobs")
+    stated: Account = module.runs_as(option, account)
+    return stated
 
 
 def load_scheduler(word: str) -> Scheduler:
     """What drains the nodes of a target whose traits say that it `drains`."""
-    scheduler: Scheduler = _import(word).create_scheduler(word.partition(":")[2])
+    scheduler: Scheduler = _import(word).create_scheduler(split(word)[2])
     return scheduler
 
 
@@ -279,7 +321,7 @@ def traits(word: str) -> Traits:
 
 def find_traits(word: str) -> Traits | None:
     """The same; None where there is no such target: a row may be of another version, a word anything."""
-    return traits(word) if word.partition(":")[0] in _find_modules(tuple(__path__)) else None
+    return traits(word) if split(word)[1] in _find_modules(tuple(__path__)) else None
 
 
 def spell_all(verb: str | None = None) -> list[str]:
@@ -297,7 +339,7 @@ def is_free(word: str) -> bool:
 
 
 def _import(word: str) -> ModuleType:
-    name = word.partition(":")[0]
+    name = split(word)[1]
     modules = _find_modules(tuple(__path__))
     if name not in modules:
         raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")

@@ -44,6 +44,7 @@ class Traits:
     one_job: frozenset[str] = field(default=frozenset())  # verbs over nodes that run as one job of the target
     drains: bool = False  # remedy and readmit work
     instead: Mapping[str, str] = field(default_factory=dict)  # verb → what to do in its place
+    accounts: str = ""  # what a project's own account is there; "": its settings state the only one
 
     def has(self, verb: str) -> bool:
         """Whether a verb over nodes (check, accept, bandwidth, isolate, remedy) works there."""

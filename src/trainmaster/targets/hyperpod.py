@@ -19,9 +19,11 @@ TRAITS = Traits(
         "accept": "use `trainmaster cluster test` and `trainmaster cluster perf`",
         "remedy": "its nodes are nodes of Kubernetes: use --on kubernetes",
     },
+    accounts=kubernetes.TRAITS.accounts,
 )
+runs_as = kubernetes.runs_as
 
 
-def create(options: str) -> Kubernetes:
+def create(options: str, *, user: str | None = None) -> Kubernetes:
     """The target with the settings of a file."""
-    return kubernetes.create(options, kind="hyperpod")
+    return kubernetes.create(options, kind="hyperpod", user=user)

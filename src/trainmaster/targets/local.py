@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER, Plan
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import AttemptHost, submission
-from trainmaster.targets import NodeAccess, Placement, Submission
+from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
 from trainmaster.targets._traits import Traits
 
 TRAITS = Traits(
@@ -21,14 +22,24 @@ TRAITS = Traits(
         "isolate": "pairs need several nodes: use --on ssh:hosts.yaml, --on slurm or --on kubernetes",
         "remedy": "it has no scheduler that could drain this machine",
     },
+    accounts="UNIX-USER",
 )
 
 
-def create(options: str) -> Local:
-    """The target `local`; it has no options."""
+def create(options: str, *, user: str | None = None) -> Local:
+    """The target `local`; it has no options. `user` is the Unix user of its jobs, in place of that of `--job-user`."""
     if options:
         raise UsageError(f"target: local takes no options, got {options!r}; write `local`")
-    return Local()
+    return Local(user)
+
+
+def runs_as(options: str, user: str | None) -> Account:
+    """The Unix user of jobs on this machine."""
+    create(options)
+    entry = job_user.find_user(user)
+    name = entry.pw_name if entry is not None else str(os.geteuid())
+    server = "its jobs run as the user of the server and can read its files" if entry is None else ""
+    return Account(name=name, places=frozenset({"this machine"}), server=server)
 
 
 def local_jobs_are_isolated() -> bool:
@@ -36,9 +47,9 @@ def local_jobs_are_isolated() -> bool:
     return job_user.find_user() is not None
 
 
-def find_job_uid() -> int | None:
-    """User of local jobs; None where they run as the user of the control plane."""
-    user = job_user.find_user()
+def find_job_uid(word: str) -> int | None:
+    """User of the jobs of a word; None where they run as the user of the control plane."""
+    user = job_user.find_user(split(word)[0])
     return None if user is None else user.pw_uid
 
 

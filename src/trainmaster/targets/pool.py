@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from trainmaster.core.errors import NoCapacity, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
+from trainmaster.targets._account import Account
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
 from trainmaster.targets._traits import Traits
 from trainmaster.targets.ssh.hosts import NAME_PATTERN
@@ -83,6 +84,15 @@ def create(options: str) -> Rented:
     return Rented(f"pool:{path}", lambda: Pool(path))
 
 
+def runs_as(options: str, user: str | None) -> Account:  # noqa: ARG001 (the user of the file is the only one)
+    """The user that logs in to the machines of the pool, whose disks the next attempt finds."""
+    from trainmaster.targets.ssh.hosts import SshHost, describe_account
+
+    create(options)
+    pool = Pool(Path(options).absolute())
+    return describe_account([SshHost(host=host.host, port=host.port, user=pool.access.user) for host in pool.hosts()])
+
+
 class Pool:
     """The machines of a pool file, and which of them are rented."""
 
@@ -138,6 +148,9 @@ class Pool:
 
     def describe(self, request: LaunchRequest) -> str:
         return f"take a machine of type {request.kind} in {request.region} from {self._path} as {request.name}\n"
+
+    def hosts(self) -> Sequence[_Host]:
+        return self._file().hosts
 
     def _file(self) -> _File:
         from trainmaster.documents import yaml_file

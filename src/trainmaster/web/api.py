@@ -12,6 +12,7 @@ from trainmaster.web.routes import (
     jobs,
     logs,
     nodes,
+    targets,
     tokens,
     webhooks,
     workdirs,
@@ -30,6 +31,7 @@ ROUTERS = tuple(
         costs,
         webhooks,
         tokens,
+        targets,
         workdirs,
         health,
     )

@@ -53,6 +53,11 @@ class Caller:
     def sees(self, project: str) -> bool:
         return self.project is None or self.project == project
 
+    @property
+    def runs_server(self) -> bool:
+        """An admin of the whole server, not of one project: the only one who acts with the server's own rights."""
+        return self.role is Role.ADMIN and self.project is None
+
     def may(self, role: Role) -> bool:
         return _RANK[self.role] >= _RANK[role]
 

@@ -9,9 +9,10 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
 
-from trainmaster import targets
+from trainmaster.control import known_targets
 from trainmaster.control import submit as submitting
 from trainmaster.core.errors import (
+    AccessRefused,
     Fault,
     JobFinal,
     JobMissing,
@@ -26,6 +27,7 @@ from trainmaster.core.errors import (
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.roles import Role
 from trainmaster.core.secret_shapes import recognise
+from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
@@ -83,6 +85,11 @@ async def _admin(who: Viewer) -> Caller:
     return who
 
 
+async def _operator(who: Viewer) -> Caller:
+    need(who, Role.ADMIN)
+    return await _everywhere(who)
+
+
 async def _everywhere(who: Viewer) -> Caller:
     if who.project is not None:
         raise Refused(
@@ -97,6 +104,7 @@ Storage = Annotated[Store, Depends(_storage)]
 Viewer = Annotated[Caller, Depends(_viewer)]
 User = Annotated[Caller, Depends(_user)]
 Admin = Annotated[Caller, Depends(_admin)]
+Operator = Annotated[Caller, Depends(_operator)]  # admin of the whole server
 admins = Depends(_admin)  # for a route that does not use the caller
 everywhere = Depends(_everywhere)
 
@@ -149,6 +157,8 @@ def creating() -> Iterator[None]:
         raise Refused(409, "key_taken", str(error)) from error
     except JobOpen as error:
         raise Refused(409, "still_open", str(error)) from error
+    except AccessRefused as error:
+        raise Refused(403, error.code, str(error)) from error
     except OverBudget as error:
         raise Refused(402, "over_budget", str(error)) from error
     except Unreachable:
@@ -158,21 +168,17 @@ def creating() -> Iterator[None]:
         raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from error
 
 
-def need_trust(request: Request, who: Caller, target: str) -> None:
-    """Refuse everybody but an admin who names a file of the server: it names keys, machines and accounts.
+def need_trust(request: Request, who: Caller, spec: JobSpec) -> None:
+    """Refuse a target that the caller may not use: only an admin of the server acts with the server's own rights.
 
-    And refuse a token of one project where jobs run on the server itself: they could read every project.
+    Everybody else names what was granted to the project, and its jobs run there as the account of the project.
     """
-    traits = targets.traits(target)
-    if traits.names_file(target) and who.role is not Role.ADMIN:
-        message = f"{target}: only an admin may name a file of the server; name one of its hosts files, as ssh:lab"
-        raise Refused(403, "file_of_server", message)
-    if who.project is not None and traits.here and not request.app.state.trust_jobs:
-        message = (
-            f"token {who.name} is limited to one project, and jobs on `{target}` run with the rights of the server; "
-            "its operator can allow this with --job-user or --trust-jobs"
-        )
-        raise Refused(403, "untrusted_jobs", message)
+    state = request.app.state
+    if who.runs_server:
+        known_targets.refuse_job_file(spec.target, state.home, state.storage.url)
+    else:
+        known_targets.admit(state.db, spec, trust_jobs=state.trust_jobs)
+    known_targets.require_settings(state.db, spec)
 
 
 def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:

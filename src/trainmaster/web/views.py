@@ -90,7 +90,7 @@ def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -
 @router.post("/jobs/{uuid}/resume")
 def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     with dependencies.creating():
-        dependencies.need_trust(request, who, row.target)
+        dependencies.need_trust(request, who, row.spec)
         following, _ = submitting.resume(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
@@ -98,7 +98,7 @@ def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: de
 @router.post("/jobs/{uuid}/rerun")
 def rerun(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     with dependencies.creating():
-        dependencies.need_trust(request, who, row.target)
+        dependencies.need_trust(request, who, row.spec)
         following, _ = submitting.run_again(db, row.id, by=who.name)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 

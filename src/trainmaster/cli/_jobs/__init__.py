@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client.workdir import Receiver
     from trainmaster.core.spec import JobSpec
@@ -106,6 +107,16 @@ class Jobs(Protocol):
     def create_token(self, name: str, *, role: str, project: str | None) -> str: ...
 
     def revoke_token(self, name: str) -> None: ...
+
+    def targets(self) -> tuple[KnownTarget, ...]: ...
+
+    def add_target(self, name: str, word: str) -> None: ...
+
+    def remove_target(self, name: str) -> None: ...
+
+    def grant_target(self, name: str, project: str, *, user: str | None) -> None: ...
+
+    def revoke_target(self, name: str, project: str) -> None: ...
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client.workdir import Receiver
     from trainmaster.core.spec import JobSpec
@@ -82,9 +83,11 @@ class HomeJobs:
         return deliveries.read(self.db, job=job_id).deliveries
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
+        from trainmaster.control import known_targets
         from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
 
+        known_targets.refuse_job_file(spec.target, self.home)
         row, new = submitting.submit_once(self.db, spec, key=key)
         return shapes.submitted(row, new=new)
 
@@ -264,6 +267,38 @@ class HomeJobs:
             if not tokens.revoke(conn, name, at=datetime.now(UTC)):
                 raise UsageError(f"no token {name!r}; `trainmaster token list` lists them")
             audit.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
+
+    def targets(self) -> tuple[KnownTarget, ...]:
+        from trainmaster.api.codec import fill
+        from trainmaster.api.targets import KnownTarget, TargetGrant
+        from trainmaster.control import known_targets
+
+        return tuple(
+            fill(KnownTarget, shown, granted=tuple(fill(TargetGrant, one) for one in shown.granted))
+            for shown in known_targets.show(self.db)
+        )
+
+    def add_target(self, name: str, word: str) -> None:
+        from trainmaster.cli._home import find_storage
+        from trainmaster.control import known_targets
+
+        storage = self._storage or find_storage(self.home)
+        known_targets.add(self.db, name, word, home=self.home, storage=storage, by=_BY)
+
+    def remove_target(self, name: str) -> None:
+        from trainmaster.control import known_targets
+
+        known_targets.remove(self.db, name, by=_BY)
+
+    def grant_target(self, name: str, project: str, *, user: str | None) -> None:
+        from trainmaster.control import known_targets
+
+        known_targets.grant(self.db, name, project, user=user, by=_BY)
+
+    def revoke_target(self, name: str, project: str) -> None:
+        from trainmaster.control import known_targets
+
+        known_targets.revoke(self.db, name, project, by=_BY)
 
     def _row(self, job_id: str) -> JobRow:
         from trainmaster.store import jobs

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
     from trainmaster.client.workdir import Receiver
@@ -198,3 +199,18 @@ class ServerJobs:
 
     def revoke_token(self, name: str) -> None:
         self._client.revoke_token(name)
+
+    def targets(self) -> tuple[KnownTarget, ...]:
+        return self._client.targets()
+
+    def add_target(self, name: str, word: str) -> None:
+        self._client.add_target(name, word)
+
+    def remove_target(self, name: str) -> None:
+        self._client.remove_target(name)
+
+    def grant_target(self, name: str, project: str, *, user: str | None) -> None:
+        self._client.grant_target(name, project, user=user)
+
+    def revoke_target(self, name: str, project: str) -> None:
+        self._client.revoke_target(name, project)

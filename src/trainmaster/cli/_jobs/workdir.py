@@ -74,7 +74,8 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
             raise UsageError(f"workdir: {workdir.folder} is too general to be uploaded; state one: --workdir FOLDER")
         snapshot = snapshots.scan(workdir.folder, apart=[home, *find_token_file()])
     except UsageError as error:
-        if workdir.stated or server or not targets.traits(job.target).here:
+        place = targets.find_traits(job.target)
+        if workdir.stated or server or place is None or not place.here:
             raise UsageError(f"{error} (without a working folder: --workdir {NONE})") from error
         _console.note(f"{error}. Its entries are linked instead: the job sees later changes of them")
         return replace(job, workdir=str(workdir.folder))

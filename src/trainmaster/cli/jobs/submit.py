@@ -10,7 +10,7 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
-from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._home import DATABASE_FILE, HomeOption, locate, open_home
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
@@ -61,6 +61,8 @@ def submit(
 
       trainmaster submit job.yaml --on ssh:hosts.yaml
 
+      trainmaster submit job.yaml --on gpus   (a target that `trainmaster target add` made known)
+
       trainmaster submit job.yaml --on slurm --dry-run
 
       trainmaster submit job.yaml --on kubernetes:cluster.yaml --dry-run
@@ -78,7 +80,7 @@ def submit(
     if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
-        _console.out.out(_plan(job, home).render() + _preview(job), end="")
+        _console.out.out(_plan(job, home).render() + _preview(job, home), end="")
         return
     if server is None:
         _plan(job, home)  # what the target refuses is refused before anything is uploaded
@@ -99,22 +101,39 @@ def _plan(job: JobSpec, home: Path | None) -> Submission:
     """The submission as its target plans it; a refusal is a fault of the spec."""
     from trainmaster import targets
 
+    word = _find_word(job, home)
     placement = targets.Placement(
         attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
     )
     try:
-        return targets.load(job.target).plan(placement)
+        return targets.load(word).plan(placement)
     except TargetError as refused:
         raise UsageError(str(refused)) from None
 
 
-def _preview(job: JobSpec) -> str:
+def _find_word(job: JobSpec, home: Path | None) -> str:
+    """What the target stands for: a name that is no target may be one that this home folder knows."""
+    from trainmaster import targets
+
+    if targets.find_traits(job.target) is not None or not (locate(home) / DATABASE_FILE).exists():
+        return job.target
+    from trainmaster.control.known_targets import find_word
+
+    _, db = open_home(home)
+    try:
+        with db.read() as conn:
+            return find_word(conn, job)
+    finally:
+        db.close()
+
+
+def _preview(job: JobSpec, home: Path | None) -> str:
     """Offer and launch request, where the target rents machines; asks the provider, rents nothing."""
     import asyncio
 
     from trainmaster import targets
 
-    target = targets.load(job.target)
+    target = targets.load(_find_word(job, home))
     if not isinstance(target, targets.Rents):
         return ""
 
@@ -135,7 +154,8 @@ def _absolute(target: str, folder: Path) -> str:
     """A target whose file is found from anywhere: the job outlives this command and its working folder."""
     from trainmaster import targets
 
-    return targets.traits(target).make_absolute(target, folder)
+    stated = targets.find_traits(target)
+    return target if stated is None else stated.make_absolute(target, folder)
 
 
 def _follow(jobs: Jobs, job_id: str) -> int:

@@ -43,10 +43,10 @@ def serve(
     ] = False,
     job_user: Annotated[
         str | None,
-        typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of local jobs; needs root."),
+        typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of other local jobs; needs root."),
     ] = None,
     trust_jobs: Annotated[
-        bool, typer.Option("--trust-jobs", help="Let project tokens submit local jobs that run as the server's user.")
+        bool, typer.Option("--trust-jobs", help="Let project tokens submit jobs that run as the server's user.")
     ] = False,
     name: Annotated[list[str] | None, typer.Option("--name", help="A name that a proxy calls this server by.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
@@ -98,7 +98,7 @@ def serve(
     # Beyond loopback every caller needs a token: a proxy on this machine makes remote callers look local.
     app = create_app(
         db, folder, reconcile=reconcile, hosts=name or (), storage=kept, local=local,
-        require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs or isolated,
+        require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs,
     )  # fmt: skip
     http = connections.Connections(connections.connection_limit(descriptors)).protocol()
     config = uvicorn.Config(
@@ -142,7 +142,8 @@ def _announce(url: str, link: str, home: Path, *, beyond: bool, encrypted: bool)
 
 def _note_shared_user(*, trust_jobs: bool) -> None:
     advice = "give --job-user USER" if os.geteuid() == 0 else "start the server as root with --job-user USER"
-    allowed = "" if trust_jobs else " Tokens of one project cannot submit to it; --trust-jobs allows them."
+    grant = "trainmaster target grant local --project P --user U"
+    allowed = "" if trust_jobs else f" Tokens of projects submit to it after: {grant}"
     _console.note(f"jobs on `local` run as this user and can read this home folder: {advice}.{allowed}")
 
 

@@ -60,10 +60,10 @@ def create(
     # Alone on standard output, so that it can go into a file.
     _console.out.out(made)
     _console.note(f"{name}: {role} {f'in {project}' if project else 'everywhere'}; it cannot be shown again")
-    if project is not None and role != "viewer":
+    if role != "viewer" and not (role == "admin" and project is None):
         _console.note(
-            "it submits jobs to the target local only if the server runs with --job-user USER or --trust-jobs; "
-            "ssh:NAME needs neither"
+            "it submits jobs to targets that are granted to its project: trainmaster target grant TARGET --project "
+            f"{project or 'PROJECT'} --user ACCOUNT"
         )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._account import Account
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -25,14 +26,34 @@ if TYPE_CHECKING:
     from trainmaster.targets.kubernetes.settings import Kind
     from trainmaster.targets.kubernetes.target import Kubernetes
 
-TRAITS = Traits(title="pods of a Kubernetes cluster", option="file", example="cluster.yaml", nodes=True, drains=True)
+TRAITS = Traits(
+    title="pods of a Kubernetes cluster",
+    option="file",
+    example="cluster.yaml",
+    nodes=True,
+    drains=True,
+    accounts="NAMESPACE[/SERVICE-ACCOUNT]",
+)
 
 
-def create(options: str, *, kind: Kind | None = None) -> Kubernetes:
-    """The target with the settings of a file; without one, the current context of the kubeconfig."""
+def create(options: str, *, kind: Kind | None = None, user: str | None = None) -> Kubernetes:
+    """The target with the settings of a file; without one, the current context of the kubeconfig.
+
+    `user` is the namespace, and the service account of the pods, in place of those in the file.
+    """
     from trainmaster.targets.kubernetes.target import Kubernetes
 
-    return Kubernetes(Path(options) if options else None, kind=kind)
+    return Kubernetes(Path(options) if options else None, kind=kind, user=user)
+
+
+def runs_as(options: str, user: str | None) -> Account:
+    """Namespace and service account of the pods."""
+    settings = create(options, user=user).settings()
+    server = ""
+    if user is None and not options:
+        server = "pods are made with the server's own kubeconfig in a namespace that nobody chose"
+    cluster = f"kubeconfig {settings.kubeconfig or 'of the server'}, context {settings.context or 'current'}"
+    return Account(name=settings.namespace, places=frozenset({cluster}), server=server)
 
 
 def create_scheduler(options: str) -> Scheduler:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from trainmaster.core.errors import Fault
+from trainmaster.core.errors import Fault, UsageError
 from trainmaster.core.schema import build, field
 from trainmaster.targets import _yaml_file
 
@@ -177,6 +177,16 @@ def parse_settings(mapping: object, *, kind: Kind | None = None) -> Settings:
     if kind is not None and isinstance(mapping, Mapping):
         mapping = {"kind": kind, **mapping}
     return build(Settings, mapping)
+
+
+def with_account(settings: Settings, account: str | None) -> Settings:
+    """The same cluster, with the namespace and the service account of a project: `lab`, or `lab/trainer`."""
+    if account is None:
+        return settings
+    namespace, slash, name = account.partition("/")
+    if not re.fullmatch(_NAME, namespace) or (slash and not re.fullmatch(_NAME, name)):
+        raise UsageError(f"target: {account!r:.80}: write NAMESPACE or NAMESPACE/SERVICE-ACCOUNT")
+    return replace(settings, namespace=namespace, service_account=name or None)
 
 
 def load_settings(path: Path | None, *, kind: Kind | None = None) -> Settings:

@@ -30,7 +30,7 @@ from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.listing import list_objects
 from trainmaster.targets.kubernetes.logs import start_of
 from trainmaster.targets.kubernetes.session import Session, open_session
-from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings
+from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings, with_account
 from trainmaster.targets.kubernetes.states import (
     find_end,
     has_started,
@@ -49,8 +49,8 @@ _GONE_S = 120.0
 class Kubernetes:
     """Runs attempts in pods of a cluster."""
 
-    def __init__(self, path: Path | None, *, kind: Kind | None = None) -> None:
-        self._path, self._kind = path, kind
+    def __init__(self, path: Path | None, *, kind: Kind | None = None, user: str | None = None) -> None:
+        self._path, self._kind, self._user = path, kind, user
 
     def plan(self, placement: Placement) -> Submission:
         return planning.plan(placement, self.settings())
@@ -162,7 +162,7 @@ class Kubernetes:
 
     def settings(self) -> Settings:
         """Settings of the file, read again: a server picks up changes."""
-        return load_settings(self._path, kind=self._kind)
+        return with_account(load_settings(self._path, kind=self._kind), self._user)
 
     def _session(self, handle: Handle) -> Session:
         settings = self.settings()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._account import Account
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -30,3 +31,9 @@ def create(options: str) -> Rented:
     if options:
         raise UsageError(f"target: lambda takes no options, got {options!r}; use `rent:` of the spec")
     return Rented("lambda", LambdaCloud)
+
+
+def runs_as(options: str, user: str | None) -> Account:  # noqa: ARG001 (a machine has no other jobs)
+    """The login of a machine that is rented for one attempt and returned at its end."""
+    create(options)
+    return Account(name="a machine of its own", alone=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._account import Account
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -38,3 +39,12 @@ def create(options: str) -> SageMaker:
     if not options:
         raise UsageError("target: write sagemaker:account.yaml; the file names the role, the image and the bucket")
     return SageMaker(Path(options))
+
+
+def runs_as(options: str, user: str | None) -> Account:  # noqa: ARG001 (the role of the file is the only one)
+    """The execution role of the training jobs, and the folder in S3 that all of them share."""
+    from trainmaster.targets.sagemaker.settings import load_settings
+
+    create(options)
+    settings = load_settings(Path(options))
+    return Account(name=settings.role, places=frozenset({settings.role}))

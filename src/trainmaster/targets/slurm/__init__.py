@@ -16,30 +16,48 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._account import Account
 from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
     from trainmaster.targets._drain import Scheduler
     from trainmaster.targets.slurm.target import Slurm
 
-TRAITS = Traits(title="jobs of a Slurm cluster", option="name_or_file", example="cluster.yaml", nodes=True, drains=True)
+TRAITS = Traits(
+    title="jobs of a Slurm cluster",
+    option="name_or_file",
+    example="cluster.yaml",
+    nodes=True,
+    drains=True,
+    accounts="UNIX-USER",
+)
 
 
-def create(options: str) -> Slurm:
-    """The target of a cluster file, or of the commands of this machine."""
-    from trainmaster.targets.slurm.settings import SlurmSettings, read_settings
+def create(options: str, *, user: str | None = None) -> Slurm:
+    """The target of a cluster file, or of the commands of this machine; `user` submits on the login node."""
+    from trainmaster.targets.slurm.settings import SlurmSettings, read_settings, with_user
     from trainmaster.targets.slurm.target import Slurm
 
     if not options:
-        return Slurm(SlurmSettings())
+        return Slurm(with_user(SlurmSettings(), user))
     if not is_name(options):
-        return Slurm(read_settings(Path(options)))
+        return Slurm(with_user(read_settings(Path(options)), user))
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         raise UsageError(
             f"target: slurm:{options} is a file of {FOLDER_VARIABLE}, which is not set; write slurm or slurm:FILE.yaml"
         )
-    return Slurm(read_settings(Path(folder) / f"{options}.yaml"))
+    return Slurm(with_user(read_settings(Path(folder) / f"{options}.yaml"), user))
+
+
+def runs_as(options: str, user: str | None) -> Account:
+    """The user that submits: on the login node, or the server's own."""
+    from trainmaster.targets.ssh.hosts import describe_account
+
+    login = create(options, user=user).settings.login
+    if login is None:
+        return Account(name="", server="sbatch runs here, as the user of the server; write `login:` in a cluster file")
+    return describe_account([login])
 
 
 def create_scheduler(options: str) -> Scheduler:

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
 from trainmaster.core.vendors.slurm import SlurmOptions
-from trainmaster.targets.ssh.hosts import SshHost, parse_hosts
+from trainmaster.targets.ssh import hosts as ssh_hosts
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts
 
 _FOLDER = r"(~|)/[^\x00\n\s'\"$`\\]*|~"
 # Words of the batch script are quoted, so a space inside is safe; at an end it is a mistake.
@@ -106,6 +107,16 @@ def read_settings(path: Path) -> SlurmSettings:
 
     document = yaml_file.load(path, what="target: cluster file")
     return document.read(lambda value: parse_settings(value, path.parent))
+
+
+def with_user(settings: SlurmSettings, user: str | None) -> SlurmSettings:
+    """The same cluster, where this user submits: one per project, through its own login over SSH."""
+    if user is None:
+        return settings
+    if settings.login is None or settings.known_hosts is None:
+        raise UsageError("slurm: a user of its own logs in to a login node; write `login: {host: …}` in a cluster file")
+    own = ssh_hosts.with_user(SshHosts(hosts=(settings.login,), known_hosts=settings.known_hosts), user).hosts[0]
+    return replace(settings, login=own, folder=own.folder)
 
 
 def node_half(settings: SlurmSettings) -> str:

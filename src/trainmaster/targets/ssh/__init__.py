@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
+from trainmaster.targets._account import Account
 from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
@@ -28,18 +29,26 @@ TRAITS = Traits(
     required=True,
     nodes=True,
     instead={"remedy": "name the one that runs on these hosts, or leave the bad ones out of the hosts file"},
+    accounts="UNIX-USER",
 )
 
 
-def create(options: str) -> Ssh:
-    """The target over the machines of a hosts file."""
+def create(options: str, *, user: str | None = None) -> Ssh:
+    """The target over the machines of a hosts file; `user` logs in there in place of those that the file names."""
     from trainmaster.targets.ssh.target import Ssh
 
     if not options:
         raise UsageError("target: write ssh:hosts.yaml, with the path of a hosts file")
     if not is_name(options):
-        return Ssh(Path(options))
+        return Ssh(Path(options), user=user)
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         raise UsageError(f"target: ssh:{options} is a file of {FOLDER_VARIABLE}, which is not set; write ssh:FILE.yaml")
-    return Ssh(Path(folder) / f"{options}.yaml")
+    return Ssh(Path(folder) / f"{options}.yaml", user=user)
+
+
+def runs_as(options: str, user: str | None) -> Account:
+    """The user that logs in to the machines of the hosts file."""
+    from trainmaster.targets.ssh.hosts import describe_account
+
+    return describe_account(create(options, user=user).hosts().hosts)

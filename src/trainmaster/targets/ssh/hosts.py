@@ -12,13 +12,17 @@ There is no password field: use keys or the SSH agent. The file holds no secret.
 
 from __future__ import annotations
 
+import os
+import pwd
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
+from trainmaster.targets._account import Account
 
 # A name is also a folder name in the bundle, and part of the shell commands in messages.
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
@@ -108,6 +112,36 @@ def parse_hosts(document: object, folder: Path) -> SshHosts:
     if faults:
         raise SpecError(faults)
     return SshHosts(hosts=tuple(hosts), known_hosts=_path(file.known_hosts, folder))
+
+
+def with_user(hosts: SshHosts, user: str | None) -> SshHosts:
+    """The same machines, where this user logs in. In a folder that all share it has one of its own."""
+    if user is None:
+        return hosts
+    if not re.fullmatch(_USER, user):
+        raise UsageError(f"target: {user!r:.80} is no user name")
+    own = (replace(host, user=user, folder=own_folder(host.folder, user)) for host in hosts.hosts)
+    return replace(hosts, hosts=tuple(own))
+
+
+def own_folder(folder: str, user: str) -> str:
+    """The folder of a user's jobs: its home folder is its own, every other place is shared."""
+    return folder if folder.startswith("~") else f"{folder.rstrip('/')}/{user}"
+
+
+def describe_account(hosts: Sequence[SshHost]) -> Account:
+    """The account that logs in to these machines."""
+    users = {host.user for host in hosts}
+    server = ""
+    if None in users:
+        server = "the hosts file names no user, and the server's own logs in"
+    elif users & {"root", pwd.getpwuid(os.geteuid()).pw_name}:
+        server = "root, or the user of the server itself, logs in"
+    return Account(
+        name=", ".join(sorted(user for user in users if user)),
+        places=frozenset(f"{host.host}:{host.port or 22}" for host in hosts),
+        server=server,
+    )
 
 
 def read_known_hosts(path: Path) -> bytes:

@@ -29,7 +29,7 @@ from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, 
 from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets.ssh import slots, transfer, workfolder
-from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts
+from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts, with_user
 from trainmaster.targets.ssh.session import Reply, Session, session
 from trainmaster.targets.ssh.streams import read_files, split_body
 
@@ -39,13 +39,13 @@ class Ssh:
 
     fetches_inputs = True
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, user: str | None = None) -> None:
+        self._path, self._user = path, user
 
     def plan(self, placement: Placement) -> Submission:
-        hosts, nodes = self._hosts().hosts, placement.spec.resources.nodes
+        hosts, nodes = self.hosts().hosts, placement.spec.resources.nodes
         if nodes > len(hosts):
-            raise TargetError(f"ssh: the spec asks for {nodes} nodes, {self._path} lists {len(hosts)}")
+            raise TargetError(f"ssh: the spec asks for {nodes} nodes, {self._path.name} lists {len(hosts)}")
         return plan_on(hosts[:nodes], placement)
 
     async def place(self, submission: Submission) -> Handle:
@@ -86,7 +86,7 @@ class Ssh:
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
         from trainmaster.targets.ssh.nodes import SshNodes
 
-        return SshNodes(self._hosts())
+        return SshNodes(self.hosts())
 
     def count_nodes(self, handle: Handle) -> int:
         return len(handle["nodes"])
@@ -178,14 +178,15 @@ class Ssh:
             for attempt, places in places_of.items()
         ]
 
-    def _hosts(self) -> SshHosts:
+    def hosts(self) -> SshHosts:
+        """Machines of the hosts file, read again: a server picks up changes."""
         from trainmaster.documents import yaml_file
 
         document = yaml_file.load(self._path, what="target: hosts file")
-        return document.read(lambda value: parse_hosts(value, self._path.parent))
+        return with_user(document.read(lambda value: parse_hosts(value, self._path.parent)), self._user)
 
     def _sessions(self) -> list[Session]:
-        hosts = self._hosts()
+        hosts = self.hosts()
         known = read_known_hosts(hosts.known_hosts)
         return [session(host, known) for host in hosts.hosts]
 
@@ -194,7 +195,9 @@ class Ssh:
         by_name = {node.host.name: node for node in self._sessions()}
         missing = [name for name in handle["nodes"] if name not in by_name]
         if missing:
-            raise Unreachable(f"ssh: {', '.join(missing)} is no longer in {self._path}; put it back until the job ends")
+            raise Unreachable(
+                f"ssh: {', '.join(missing)} is no longer in {self._path.name}; put it back until the job ends"
+            )
         return [by_name[name] for name in handle["nodes"]]
 
 

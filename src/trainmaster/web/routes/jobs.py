@@ -75,7 +75,7 @@ async def submit_job(
     with dependencies.creating():
         spec = parse_spec(json_body.parse(body))
         need(who, Role.USER, project=spec.project)
-        dependencies.need_trust(request, who, spec.target)
+        dependencies.need_trust(request, who, spec)
         row, new = await run_in_threadpool(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
@@ -106,7 +106,7 @@ def resume_job(
 ) -> Response:
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
     with dependencies.creating():
-        dependencies.need_trust(request, who, job.target)
+        dependencies.need_trust(request, who, job.spec)
         row, new = submitting.resume(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
@@ -122,7 +122,7 @@ def rerun_job(
 ) -> Response:
     """A new job with the spec of this one, from the beginning."""
     with dependencies.creating():
-        dependencies.need_trust(request, who, job.target)
+        dependencies.need_trust(request, who, job.spec)
         row, new = submitting.run_again(db, job.id, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 

@@ -97,6 +97,18 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert not home.exists()
 
 
+def test_a_dry_run_names_what_looks_like_a_secret_until_it_is_allowed(tmp_path: Path) -> None:
+    spec, home = tmp_path / "job.yaml", tmp_path / "home"
+    spec.write_text(f"name: a\ncommand: [git, checkout, {'0a' * 20}, --password, hunter2]\n")
+    refused = run("submit", str(spec), "--dry-run", home=home)
+    assert refused.returncode == 2 and "job.yaml:2: command[4]: a secret" in refused.stderr, refused.stderr
+    assert "allow:" in refused.stderr and "hunter2" not in refused.stderr and "command[2]" not in refused.stderr
+    done = run("submit", str(spec), "--dry-run", "--allow", "command[4]=of a throw-away database", home=home)
+    assert done.returncode == 0, done.stderr
+    without = run("submit", str(spec), "--dry-run", "--allow", "command[4]", home=home)
+    assert without.returncode == 2 and "why it is no secret" in without.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -64,7 +64,7 @@ SHAPES = {
     "url": f"postgres://me:{some(12)}@db.example.org/x",
     "short url": "https://u:pw@example.org/x",
     "export": f"export X_API_KEY={some(12)}",
-    "wandb": some(40, HEX),
+    "wandb": "wandb login " + some(40, HEX),
     "option": f"run --password {some(10)}",
     "assignment": f"MY_SECRET='{some(9)}'",
 }
@@ -114,13 +114,11 @@ def test_there_are_forty_shapes() -> None:
 def test_a_shape_is_found_in_every_field(shape: str) -> None:
     secret = SHAPES[shape]
     assert recognise(secret) is not None
-    # 40 hexadecimal digits as a revision are a commit.
-    fields = [path for path in text_fields() if shape != "wandb" or not path.endswith("revision")]
     specs = [
         parse_spec({**SPEC, "env": {"A": secret}}),
         parse_spec({**SPEC, "command": ["run", f"--with={secret}"]}),
         parse_spec({**SPEC, "command": ["bash", "-c", f"cd /x; {secret}; run"]}),
-        *(spec for path in fields if (spec := planted(path, secret)) is not None),
+        *(spec for path in text_fields() if (spec := planted(path, secret)) is not None),
     ]
     assert len(specs) > 6, "free text is taken in more than the command"
     for spec in specs:
@@ -149,11 +147,57 @@ def test_an_option_and_its_value_are_seen_together() -> None:
         "git checkout 1b -- commit " + "0a" * 20, "https://example.org/a?b=c", "mailto:me@example.org",
         "basic training", "max_tokens=1024", "pad_token=[PAD]", "key=value", "sha256:" + "ab" * 32,
         "--num-key-value-heads 8", f"/builds/{'0a' * 20}/src/train.py", f"PYTHONPATH=/a/{'0a' * 20}/src:/b",
-        "--password=${DB_PASSWORD}", "bearer of news", "user@host:/path", "00000000-0000-4000-8000-000000000000",
+        "--password=${DB_PASSWORD}", "bearer of news", "0a" * 20, "0a" * 32, f"s3://bucket/{'0a' * 20}",
+        f"git checkout {'0a' * 20}", f"builder:cuda13.0-{'0a' * 20}", f"TE_TAG={'0a' * 20}", f"CACHE_KEY={'0a' * 20}",
+        "https://x-access-token:${GITHUB_TOKEN}@github.com/a", "https://${TOKEN}:x-oauth-basic@github.com/",
+        "https://me:***@github.com/a", "Getting a bearer token...", "Your basic configuration is", "ALL NOPASSWD: ALL",
+        "SECRET=/tmp/secret.json", "HF_ACCESS_TOKEN=hf_xxxxxx", "LICENSE_KEY=REPLACE_LICENSE_KEY_HERE",
+        "docker build --secret id=INDEX_URLS .",
+        "arn:aws:secretsmanager:us-west-2:029272617770:secret:team/token-JTgxb0",
+        "user@host:/path", "00000000-0000-4000-8000-000000000000",
     ],
 )  # fmt: skip
 def test_a_text_that_only_looks_similar_passes(text: str) -> None:
     assert recognise(text) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "wandb login --relogin {}", "wandb.login(key='{}')", "WANDB_API_KEY={}", "--wandb-key {}", '"token": "{}"',
+        "WANDB_KEY={}",
+    ],
+)  # fmt: skip
+def test_forty_digits_after_the_name_of_a_key_are_a_key(text: str) -> None:
+    assert recognise(text.format("0a" * 20)) is not None and "0a" * 20 not in hide(text.format("0a" * 20))
+
+
+def test_a_key_of_forty_digits_is_known_by_the_word_before_it() -> None:
+    for command in (["wandb", "login", "0a" * 20], ["run", "--wandb-key", "0a" * 20]):
+        assert [fault.path for fault in find_in_spec(parse_spec({**SPEC, "command": command}))] == ["command[2]"]
+    assert not list(find_in_spec(parse_spec({**SPEC, "command": ["git", "checkout", "0a" * 20]})))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/service-account/service-account.json"),
+        ("SCCACHE_S3_NO_CREDENTIALS", "0"), ("CACHE_KEY", "0a" * 32), ("APEX_TAG", "0a" * 20),
+        ("HF_TOKEN", "hf_xxxxxx"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_only_sounds_secret_passes(name: str, value: str) -> None:
+    assert not list(find_in_spec(parse_spec({**SPEC, "env": {name: value}})))
+
+
+def test_a_place_is_allowed_with_a_reason_and_no_other_one() -> None:
+    spec = {**SPEC, "command": ["run", "--password", "hunter2"], "env": {"DB_PASSWORD": "x"}}
+    assert [fault.path for fault in find_in_spec(parse_spec(spec))] == ["env.DB_PASSWORD", "command[2]"]
+    allowed = parse_spec({**spec, "allow": {"command[2]": "the password of a throw-away database"}})
+    assert [fault.path for fault in find_in_spec(allowed)] == ["env.DB_PASSWORD"]
+    assert list(find_in_spec(parse_spec({**SPEC, "allow": {"command[2]": SHAPES["github"]}}))), "the reason is stored"
+    with pytest.raises(SpecError, match="write why this is no secret"):
+        parse_spec({**spec, "allow": {"command[2]": " "}})
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))

@@ -58,7 +58,9 @@ def submit_once(
             if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
             budget.admit(conn, spec.project, price=price, now=at)
-            detail = {"name": spec.name, "project": spec.project, "target": spec.target}
+            detail: dict[str, object] = {"name": spec.name, "project": spec.project, "target": spec.target}
+            if spec.allow:
+                detail["allow"] = spec.allow
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
     return _known(db, job_id), new
 

@@ -1,7 +1,8 @@
 """Shapes of secrets in a text: recognise them, and hide them in a message.
 
 Two signs: a shape that only a credential has, and a name of a credential before a value, in an assignment
-(`export X_API_KEY=…`) or in an option (`--password …`). `$HF_TOKEN` and TOKENIZERS_PARALLELISM=false are no secrets.
+(`export X_API_KEY=…`) or in an option (`--password …`). `$HF_TOKEN`, TOKENIZERS_PARALLELISM=false and the id of a
+commit are no secrets.
 """
 
 from __future__ import annotations
@@ -35,27 +36,40 @@ _SHAPES = {
     "an Azure storage key": r"\b(AccountKey|SharedAccessKey)=[A-Za-z0-9+/=]{20,}",
     "a signed URL": r"[?&](X-Amz-Signature|X-Goog-Signature|sig)=[A-Za-z0-9%+/=_-]{20,}",
     "a JSON Web Token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+",
-    "a bearer token": r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{8,}",
-    "a password of HTTP": r"(?i)\bbasic\s+[A-Za-z0-9+/]{12,}={0,2}(?![A-Za-z0-9])",
+    # A word without a digit is prose: "a bearer token", "bearer authentication".
+    "a bearer token": r"(?i)\bbearer\s+(?=[^\s]*\d|[^\s]{20})[A-Za-z0-9._~+/=-]{8,}",
+    "a password of HTTP": r"\b[Bb](?:asic|ASIC)\s+(?=\S*(?:\d|[a-z][A-Z]|=))[A-Za-z0-9+/]{12,}={0,2}(?![A-Za-z0-9])",
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
     "an age key": r"\bAGE-SECRET-KEY-1[A-Z0-9]{20,}",
     "a Vault token": r"\bhv[sbr]\.[A-Za-z0-9_-]{20,}",
-    "a URL with user and password": r"://[^\s/:@]*:[^\s/@]+@",
+    # A reference ($NAME) is none, in either place: GitHub's "x-oauth-basic" is the password beside a token as the user.
+    "a URL with user and password": r"://(?![^\s/:@]*\$[^\s/:@]*:x-oauth-basic@)[^\s/:@]*:(?!\\?[$<{]|\*{3})[^\s/@]+@",
     "a URL with a token as user": r"https?://[A-Za-z0-9_-]{20,}@",
 }
 _SECRETS = {what: re.compile(shape) for what, shape in _SHAPES.items()}
-# 40 hexadecimal digits are a key of Weights & Biases and others, or the id of a Git commit, which its name tells.
+# 40 hexadecimal digits are the id of a commit, or a key of Weights & Biases and others: then a name of a key, or a
+# login, stands before them.
 HEX_40 = re.compile(r"(?<![0-9A-Fa-f])[0-9a-f]{40}(?![0-9A-Fa-f])")
-_FOLDER = re.compile(r"(?<=/)[0-9a-f]{40}(?=/)")  # on the way of a path: a checkout that is named by its commit
-COMMIT = re.compile(r"(?i)(revision|commit|sha1?|rev|ref|version|tree|blob|checksum|digest|@)[\s=:/\"']*$")
+_KEY_BEFORE = re.compile(
+    r"(?i)(?<!cache[_-])(?:key|token|secret|auth|login)[\"']?(?:\s+--[\w-]+)*[\s=:(\"']*(?:key\s*=\s*[\"']?)?$"
+)
 WORDS = (
-    r"[\w-]*(?:password|passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
+    r"[\w-]*(?:password|(?<!no)passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
     r"auth[_-]?token|access[_-]?token)"
 )
-# A reference ($NAME, ${NAME}, <…>, %(name)s, {name}) is no secret; the words that follow an option in another word are.
-_ASSIGNED = re.compile(rf"(?i)(?<![\w$]){WORDS}[\"']?\s*[=:]\s*[\"']?(?![$<%{{\s\"'])[^\s\"']{{3,}}")
-_LONG_ASSIGNED = re.compile(r"(?<![\w$])[A-Za-z_]*(?:TOKEN|KEY)\s*=\s*[\"']?[A-Za-z0-9+/_.~-]{16,}")
-_OPTION_IN_TEXT = re.compile(rf"(?i)(?:^|\s)--?{WORDS}\s+(?![$<%{{-])[^\s\"']{{3,}}")
+# Stands where a secret could: a reference ($NAME, ${NAME}, <…>, %(name)s, {name}), a path, a switch,
+# a blank to fill, or the name that a build mounts one by (`docker build --secret id=…`).
+HARMLESS = (
+    r"(?:\\?[$<%{]|\*{3}|(?:id|type)=|~?/(?:etc|home|run|tmp|var)/|"
+    r"(?:\.{0,2}/(?:[\w.-]+/)*[\w-]+\.[a-z]{2,5}|true|false|yes|no|none|null|[01]|"
+    r"\w{0,8}x{4,}|(?:your|replace|insert)[_-][a-z_-]+)(?![^\s\"']))"
+)
+# The words that follow an option in another word are a secret too.
+_ASSIGNED = re.compile(rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*[=:]\s*[\"']?(?!{HARMLESS}|[\s\"'])[^\s\"']{{3,}}")
+_LONG_ASSIGNED = re.compile(
+    rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}"
+)
+_OPTION_IN_TEXT = re.compile(rf"(?i)(?:^|\s)--?{WORDS}\s+(?!{HARMLESS}|-)[^\s\"']{{3,}}")
 
 
 HIDDEN = "(a secret, not shown)"
@@ -68,8 +82,7 @@ def recognise(text: str) -> str | None:
             return what
     if _ASSIGNED.search(text) or _LONG_ASSIGNED.search(text) or _OPTION_IN_TEXT.search(text):
         return "a secret"
-    keys = (match for match in HEX_40.finditer(text) if not _FOLDER.match(text, match.start()))
-    if any(not COMMIT.search(text[: match.start()]) for match in keys):
+    if any(_KEY_BEFORE.search(text[: match.start()]) for match in HEX_40.finditer(text)):
         return "a key of 40 hexadecimal digits"
     return None
 
@@ -78,4 +91,4 @@ def hide(text: str) -> str:
     """The text with every secret in it replaced: a message must not repeat one."""
     for shape in (*_SECRETS.values(), _ASSIGNED, _LONG_ASSIGNED, _OPTION_IN_TEXT):
         text = shape.sub(HIDDEN, text)
-    return HEX_40.sub(lambda match: match[0] if COMMIT.search(text[: match.start()]) else HIDDEN, text)
+    return HEX_40.sub(lambda match: HIDDEN if _KEY_BEFORE.search(text[: match.start()]) else match[0], text)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import Fault
-from trainmaster.core.secret_shapes import COMMIT, HEX_40, WORDS, recognise
+from trainmaster.core.secret_shapes import HARMLESS, HEX_40, WORDS, recognise
 
 if TYPE_CHECKING:
     from trainmaster.core.spec import JobSpec
@@ -24,31 +24,37 @@ _PASSWORD = re.compile(
     r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH_?TOKEN|ACCESS_?TOKEN|CREDENTIALS?)$",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"(KEY|TOKEN|PWD)$", re.IGNORECASE)
+_NAME = re.compile(r"((?<!CACHE_)KEY|TOKEN|PWD)$", re.IGNORECASE)
+_NO_VALUE = re.compile(rf"-|{HARMLESS}", re.IGNORECASE)
 _MEANINGLESS = re.compile(r"[A-Za-z0-9+/_=.~-]{16,}")
 _OPTION = re.compile(rf"(?i)^--?{WORDS}$")
 _INSTEAD = "set it in the environment of the server and name it in TRAINMASTER_JOB_ENV"
 
 
 def find_in_spec(spec: JobSpec) -> Iterator[Fault]:
-    """Every secret in a spec, by its place and never by its text."""
-    plain = schema.to_plain(spec)
-    env = plain.pop("env", None) or {}
-    for name, value in env.items():
+    """Every secret in a spec, by its place and never by its text; places that `allow` names are left out."""
+    for place, what, where in _find(schema.to_plain(spec)):
+        if place not in spec.allow:
+            instead = f"{_INSTEAD}; if it is none, say why: allow: {{{place!r}: reason}}"
+            yield Fault(path=place, message=f"{what}; {where}: {instead}")
+
+
+def _find(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Place, kind, and who would see it."""
+    shown = "a spec is stored and shown"
+    for name, value in (plain.pop("env", None) or {}).items():
         what = recognise(str(value)) or recognise(str(name)) or _named(str(name), str(value))
         if what is not None:
-            place = name if recognise(str(name)) is None else "(a name)"
-            yield Fault(path=f"env.{place}", message=f"{what}; a spec is stored and shown: {_INSTEAD}")
-    command = plain.pop("command", None) or ()
-    for number, word in enumerate(command):
-        before = command[number - 1] if number else ""
-        what = recognise(word) or ("a secret" if _OPTION.match(before) and _is_value(word) else None)
+            yield f"env.{name if recognise(str(name)) is None else '(a name)'}", what, shown
+    before = ""
+    for number, word in enumerate(plain.pop("command", None) or ()):
+        what = recognise(word) or _recognise_after(before, word)
         if what is not None:
-            message = f"{what}; a command is visible to every account of the node: {_INSTEAD}"
-            yield Fault(path=f"command[{number}]", message=message)
+            yield f"command[{number}]", what, "a command is visible to every account of the node"
+        before = word
     for path, text in _texts(plain, ""):
-        if (what := _recognise_at(path, text)) is not None:
-            yield Fault(path=path, message=f"{what}; a spec is stored and shown: {_INSTEAD}")
+        if (what := recognise(text)) is not None:
+            yield path, what, shown
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -66,14 +72,14 @@ def _named(name: str, value: str) -> str | None:
 
 def _is_value(text: str) -> bool:
     """Whether a text can be a secret itself, and not a reference to one or an option."""
-    return bool(text) and not text.startswith(("$", "<", "{", "%", "-"))
+    return bool(text) and not _NO_VALUE.match(text)
 
 
-def _recognise_at(path: str, text: str) -> str | None:
-    what = recognise(text)
-    if what is not None and HEX_40.fullmatch(text) and COMMIT.search(path.rpartition(".")[2]):
-        return None  # a revision
-    return what
+def _recognise_after(before: str, word: str) -> str | None:
+    """A word that is a secret by the one before it: the value of an option, or a key of 40 digits."""
+    if _OPTION.match(before) and _is_value(word):
+        return "a secret"
+    return recognise(f"{before} {word}") if HEX_40.fullmatch(word) else None
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:

@@ -170,6 +170,10 @@ class JobSpec:
     env: dict[str, str] = field(
         factory=dict, doc="environment of every rank; not for secrets: it is stored, and what looks like one is refused"
     )
+    allow: dict[str, str] = field(
+        factory=dict,
+        doc="places that look like a secret and are none, each with the reason: {'command[3]': id of the data set}",
+    )
     limits: Limits = field(factory=Limits, doc="time, grace and attempts")
     resume_from: str | None = field(
         default=None,
@@ -200,6 +204,9 @@ class JobSpec:
         for name in self.env:
             if not name or "=" in name:
                 yield Fault(path=f"env.{name}", message="not a name for an environment variable; write NAME: value")
+        for place, reason in self.allow.items():
+            if not reason.strip():
+                yield Fault(path=f"allow.{place}", message="write why this is no secret")
         # A node without a zone database reads no timestamps and need not know the zone.
         known = _zones()
         if self.zone is not None and known and self.zone not in known:

@@ -15,7 +15,8 @@ from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import target_option
-from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.core.errors import SpecError, TargetError, UsageError
+from trainmaster.core.secrets import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.documents import yaml_file
 
@@ -39,6 +40,10 @@ def submit(
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job.")
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", help="PLACE=REASON: what looks like a secret there is none. May be repeated."),
     ] = None,
     workdir: uploads.WorkdirOption = None,
     home: HomeOption = None,
@@ -76,7 +81,7 @@ def submit(
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
-    job = document.read(lambda _: parse_spec(chosen), words)
+    job = document.read(lambda _: _parse(chosen, allow or []), words)
     if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
@@ -95,6 +100,18 @@ def submit(
             raise typer.Exit(_follow(jobs, made.id))
         if not json and not jobs.is_driven():
             _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+
+
+def _parse(mapping: object, allow: list[str]) -> JobSpec:
+    """The spec, with what `--allow` adds; SpecError for a secret too, so that a dry run tells it."""
+    spec = parse_spec(mapping)
+    more = [word.partition("=") for word in allow]
+    if any(not (place and reason.strip()) for place, _, reason in more):
+        raise UsageError("--allow takes a place and why it is no secret: --allow 'command[3]=id of the data set'")
+    spec = replace(spec, allow={**spec.allow, **{place: reason for place, _, reason in more}})
+    if secrets := list(find_in_spec(spec)):
+        raise SpecError(secrets)
+    return spec
 
 
 def _plan(job: JobSpec, home: Path | None) -> Submission:

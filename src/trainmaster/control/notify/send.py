@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
-from trainmaster.core.secret_shapes import recognise
+from trainmaster.core.secret_shapes import HEX_40, recognise
 
 WEBHOOK_S = 10.0  # for looking up, connecting, sending and the first line of the answer, together
 APPRISE_S = 30.0
@@ -67,7 +67,8 @@ def check_url(url: str, *, allow_hosts: Collection[str] = ()) -> SplitResult:
         raise UsageError("not a web address; write for example https://hooks.example.org/trainmaster")
     if parts.username is not None or parts.password is not None:
         raise UsageError("an address with a password in it would be stored; check the signature instead")
-    if (what := recognise(url)) is not None:
+    # 40 digits may be a commit elsewhere; in the address of a hook they are its key.
+    if (what := recognise(url) or ("a key" if HEX_40.search(url) else None)) is not None:
         raise UsageError(f"the URL contains {what} and would be stored; check the signature instead")
     if host in allow_hosts:
         return parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from trainmaster.store.migrate import open_database
 from trainmaster.train.checkpoint.weights import save_weights
 
 JOB, EMPTY = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11", "7f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a12"
+SCRIPT = "8f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a13"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with db.write() as conn:
         for job, name in ((JOB, "trained"), (EMPTY, "empty")):
             jobs.insert_job(conn, job, parse_spec({"name": name, "train": {"steps": 40}}), at=datetime.now(UTC))
+        jobs.insert_job(conn, SCRIPT, parse_spec({"name": "script", "command": ["true"]}), at=datetime.now(UTC))
     db.close()
     return home
 
@@ -64,6 +68,29 @@ def test_the_newest_checkpoint_is_fetched_and_exported(home: Path, url: str, tmp
     assert not list(tmp_path.glob(".export-*")), "the copy is gone"
     refused = run("fetch", "empty", tmp_path / "none", "--checkpoint", *where)
     assert isinstance(refused.exception, TrainmasterError) and "saved no checkpoint" in str(refused.exception)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_newest_checkpoint_of_a_script_is_fetched(home: Path, url: str, tmp_path: Path, there: bool) -> None:
+    where = ["--server", url] if there else ["--home", home]
+    refused = run("fetch", "script", tmp_path / "none", "--checkpoint", *where) if there else None
+    assert refused is None or "TRAINMASTER_CHECKPOINTS" in str(refused.exception)
+    saved = home / "jobs" / SCRIPT / "checkpoints"
+    for number, name in enumerate(("checkpoint-9/model", "checkpoint-10/sub/model", "rank-0/a", "rank-1/a", "latest")):
+        (saved / name).parent.mkdir(parents=True, exist_ok=True)
+        (saved / name).write_text(f"{name} {there}")
+        os.utime((saved / name).parent, (number, number))
+    with contextlib.suppress(FileExistsError):
+        (saved / "checkpoint-10" / "out").symlink_to("/etc/passwd")
+        (saved / "elsewhere").symlink_to("/etc")
+    for _ in range(2):  # a file of the same size is not taken for the same
+        done = run("fetch", "script", tmp_path / "to", "--checkpoint", *where)
+        assert done.exit_code == 0, done.exception
+        place = tmp_path / "to" / "checkpoints"
+        files = {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+        names = ("checkpoint-10/sub/model", "rank-0/a", "rank-1/a", "latest")
+        assert files == {name: (saved / name).read_text() for name in names}
+        (saved / "latest").write_text(f"LATEST {there}")
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(home: Path, url: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainmaster.remote import pull as pulling
 from trainmaster.remote.transfer import (
     PIECE_BYTES,
     UNIT_BYTES,
@@ -75,3 +76,43 @@ def test_a_damaged_unit_is_not_in_the_journal_and_is_sent_again(
     incoming.finish(durable=True)
     assert (tmp_path / "there" / source.name).read_bytes() == data and len(data) < UNIT_BYTES
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_machines_that_share_a_folder_receive_one_tree_at_once(
+    source: Path, manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, there = source.read_bytes(), tmp_path / "there"
+    machines = [Incoming(there, name) for name in ("one", "other")]
+    for incoming in machines:
+        assert incoming.begin(manifest) == set()
+        incoming.write(0, sha256(data), data)
+    machines[0].finish()
+    # The second looked before the first was done, as a client of NFS with cached answers does.
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path != there and exists(path))
+    machines[1].finish(durable=True)
+    assert (there / source.name).read_bytes() == data
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_machines_that_share_a_folder_pull_one_object_into_drafts_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts: list[Path] = []
+    monkeypatch.setattr(pulling, "_fetch", lambda _, part: (drafts.append(part), part.write_bytes(b"abc")))
+    for machine in ("one", "other", "one"):
+        pulling.pull(
+            pulling.Object(
+                name="a",
+                url="",
+                place=f"{tmp_path}/{len(drafts)}/a",
+                size_bytes=3,
+                version="1",
+                md5=None,
+                sha256=None,
+                mode=0o644,
+                machine=machine,
+            )
+        )
+    names = [draft.name for draft in drafts]
+    assert names[0] == names[2] != names[1]  # its own is found again after a cut

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.remote import package
+from trainmaster.remote import bootstrap, package
 
 SOURCE = Path(package.__file__).parents[1]
 NODE_HALF = {"core", "node", "checks", "bench", "models", "datasets", "train", "storage", "agent", "remote"}
@@ -50,6 +50,27 @@ def test_a_shared_folder_gets_the_same_files(node_half: Path, tmp_path: Path) ->
     assert trees[0] == trees[1]
     package.install(tmp_path / "shared")  # it is there
     assert list(tmp_path.iterdir()) == [tmp_path / "shared"]
+
+
+def test_a_package_that_another_machine_has_cached_meanwhile_stays_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines with one home folder begin together: moving the first one's package aside would end its server."""
+    made = package.pack()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = tmp_path / "cache" / "trainmaster" / made.digest
+
+    def receive(*_: object) -> bytes:
+        zipfile.ZipFile(io.BytesIO(made.data)).extractall(cache)
+        first.append(cache.stat().st_ino)
+        return made.data
+
+    first: list[int] = []
+    monkeypatch.setattr(bootstrap, "_receive", receive)
+    order = {"digest": made.digest, "size": len(made.data), "nonce": "other"}
+    (tmp_path / "work").mkdir()
+    bootstrap._node_half(order, tmp_path / "work", 1.0)
+    assert [cache.stat().st_ino] == first and list(cache.parent.iterdir()) == [cache]
 
 
 def test_every_module_that_is_started_by_name_is_sent(node_half: Path) -> None:

@@ -10,6 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import typer
+
+from trainmaster.cli.training import train as verb
+
 from .runs import TINY
 
 
@@ -80,3 +85,41 @@ def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (attempt / "events.jsonl").read_text().splitlines()]
     (end,) = [item["data"] for item in events if (item["phase"], item["event"]) == ("TRAINING", "end")]
     assert end["stopped"] and (tmp_path / "checkpoints" / f"step-{end['step']:08d}" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("package", ["typer", "torch"])
+def test_ctrl_c_during_an_import_ends_it_with_one_word(tmp_path: Path, package: str) -> None:
+    """The import goes on in spite of the exception, and then fails, as torch's does."""
+    stand_in = tmp_path / "first" / f"{package}.py"
+    stand_in.parent.mkdir()
+    stand_in.write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    [None for _ in range(1000)]\n"
+        "except BaseException:\n    pass\nraise ImportError('partially initialized')\n"
+    )
+    (tmp_path / "tiny.yaml").write_text(json.dumps({**TINY, "device": "auto"}))
+    ended = subprocess.run(
+        [sys.executable, "-m", "trainmaster", "train", "tiny.yaml"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(stand_in.parent)},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "interrupted\n", "")
+
+
+def test_ctrl_c_before_the_agent_listens_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.yaml").write_text(json.dumps(TINY))
+    monkeypatch.chdir(tmp_path)
+    begin = subprocess.Popen
+
+    def interrupted(*words: object, **options: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begin(*words, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(verb.subprocess, "Popen", interrupted)
+    with pytest.raises(typer.Exit) as end:
+        verb.train(Path("tiny.yaml"))
+    assert end.value.exit_code == 130 and "interrupted before anything was saved" in capsys.readouterr().err
+    (attempt,) = (tmp_path / "checkpoints" / "attempts").iterdir()
+    record = json.loads((attempt / "exit.json").read_text())
+    assert record["reason"] == "user_cancelled" and "before the start" in record["message"]

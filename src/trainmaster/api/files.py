@@ -43,11 +43,11 @@ class Artifacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """One file of a checkpoint."""
+    """One file of a checkpoint. A script of one's own writes no checksums."""
 
     path: str
     size_bytes: int
-    sha256: str
+    sha256: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ class Described(Protocol):
     @property
     def size_bytes(self) -> int: ...
     @property
-    def sha256(self) -> str: ...
+    def sha256(self) -> str | None: ...
 
 
 def place(folder: Path, path: str) -> Path:
@@ -41,6 +41,8 @@ def download(
         return
     to.parent.mkdir(parents=True, exist_ok=True)
     part = to.with_name(f".{to.name}.part")
+    if what.sha256 is None:
+        part.unlink(missing_ok=True)  # it may be of another version: a part that cannot be verified is not continued
     for try_ in range(2):
         have = part.stat().st_size if part.exists() else 0
         if have > what.size_bytes:
@@ -54,7 +56,7 @@ def download(
             file.flush()
             os.fsync(file.fileno())
         size, digest = part.stat().st_size, _sum(part)
-        if digest == what.sha256 and size == what.size_bytes:
+        if what.sha256 in (None, digest) and size == what.size_bytes:
             part.replace(to)
             return
         part.unlink()  # the part may be of another file; the second try downloads everything
@@ -62,7 +64,8 @@ def download(
             break
         on_progress(-size)
     raise Download(
-        f"{what.path}: {size:,} of {what.size_bytes:,} bytes were received, SHA-256 {digest[:12]}… does not match"
+        f"{what.path}: {size:,} of {what.size_bytes:,} bytes were received"
+        + (f", SHA-256 {digest[:12]}… does not match" if what.sha256 else "; it may be being written: try again")
     )
 
 

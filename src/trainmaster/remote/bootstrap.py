@@ -109,7 +109,8 @@ def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path | Non
     part = cache.with_name(f".{order['nonce']}")
     with contextlib.suppress(OSError):
         shutil.copytree(unpacked, part)
-        if cache.exists():  # damaged: moved aside, so that no process sees a mixture
+        # Damaged: moved aside, so that no process sees a mixture. A whole one is of a machine that was first: kept.
+        if cache.exists() and _digest_of(cache) != order["digest"]:
             cache.rename(cache.with_name(f".old-{order['nonce']}"))
             shutil.rmtree(cache.with_name(f".old-{order['nonce']}"), ignore_errors=True)
         part.rename(cache)

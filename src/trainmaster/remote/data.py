@@ -57,9 +57,9 @@ def _answer(head: Mapping[str, Any], body: _Body) -> tuple[dict[str, Any], bytes
     try:
         params = head["params"]
         if head["method"] == "files_put":
-            key = (params["into"], params["digest"])
+            key = (params["into"], params["draft"])
             if key not in _incoming:
-                _incoming[key] = Incoming(Path(params["into"]).expanduser(), params["digest"])
+                _incoming[key] = Incoming(Path(params["into"]).expanduser(), params["draft"])
             _incoming[key].receive(int(params["unit"]), params["sha256"], body.size, body.take)
             return {"id": head["id"], "result": {}}, b""
         if head["method"] == "files_get":

@@ -25,24 +25,23 @@ class NodeFiles:
     def __init__(self) -> None:
         self._incoming: dict[tuple[str, str], Incoming] = {}
 
-    async def files_begin(self, into: str, body: bytes) -> Answer:
+    async def files_begin(self, into: str, draft: str, body: bytes) -> Answer:
         """Begin to receive a tree, or go on; the units that are here."""
-        manifest = Manifest.unpack(body)
-        done = await asyncio.to_thread(self._at(into, manifest.digest).begin, manifest)
+        done = await asyncio.to_thread(self._at(into, draft).begin, Manifest.unpack(body))
         return {"done": sorted(done)}, b""
 
-    async def files_put(self, into: str, digest: str, unit: int, sha256: str, body: bytes = b"") -> Answer:
-        await asyncio.to_thread(self._at(into, digest).write, unit, sha256, body)
+    async def files_put(self, into: str, draft: str, unit: int, sha256: str, body: bytes = b"") -> Answer:
+        await asyncio.to_thread(self._at(into, draft).write, unit, sha256, body)
         return {}, b""
 
-    async def files_end(self, into: str, digest: str, durable: bool = False) -> Answer:
-        await asyncio.to_thread(self._at(into, digest).finish, durable=durable)
-        self._incoming.pop((into, digest), None)
+    async def files_end(self, into: str, draft: str, durable: bool = False) -> Answer:
+        await asyncio.to_thread(self._at(into, draft).finish, durable=durable)
+        self._incoming.pop((into, draft), None)
         return {}, b""
 
-    async def files_drop(self, into: str, digest: str) -> Answer:
-        await asyncio.to_thread(self._at(into, digest).drop)
-        self._incoming.pop((into, digest), None)
+    async def files_drop(self, into: str, draft: str) -> Answer:
+        await asyncio.to_thread(self._at(into, draft).drop)
+        self._incoming.pop((into, draft), None)
         return {}, b""
 
     async def files_list(self, path: str, name: str | None = None) -> Answer:
@@ -95,12 +94,12 @@ class NodeFiles:
         result = {"code": process.returncode, "error": err[:_MAX_OUTPUT_BYTES].decode(errors="replace")}
         return result, out[:_MAX_OUTPUT_BYTES]
 
-    def _at(self, into: str, digest: str) -> Incoming:
-        if not digest.isalnum():
-            raise TargetError("no digest of a transfer")
-        key = (into, digest)
+    def _at(self, into: str, draft: str) -> Incoming:
+        if not draft.isalnum():
+            raise TargetError("no name of a draft")
+        key = (into, draft)
         if key not in self._incoming:
-            self._incoming[key] = Incoming(_path(into), digest)
+            self._incoming[key] = Incoming(_path(into), draft)
         return self._incoming[key]
 
 

@@ -125,7 +125,8 @@ class Node(NodeFiles):
             place = (job / str(fields["to"])).resolve()
             if not place.is_relative_to(job.resolve()):
                 raise TargetError(f"{fields['to']!r:.200} leads out of the job's folder")
-            wanted = Object(**{name: value for name, value in fields.items() if name != "to"}, place=str(place))
+            stated = {name: value for name, value in fields.items() if name != "to"}
+            wanted = Object(**stated, place=str(place), machine=self._name)
             if wanted.place not in self._pulls or self._pulls[wanted.place].done():
                 self._pulls[wanted.place] = asyncio.ensure_future(asyncio.to_thread(pull, wanted))
             work.append(self._pulls[wanted.place])

@@ -36,6 +36,7 @@ class Object:
     md5: str | None
     sha256: str | None
     mode: int
+    machine: str = ""  # that pulls: several may share the folder, and each writes a draft of its own
 
 
 def pull(wanted: Object) -> bool:
@@ -47,7 +48,7 @@ def pull(wanted: Object) -> bool:
     free = os.statvfs(place.parent)
     if free.f_bavail * free.f_frsize < wanted.size_bytes:
         raise DiskFull(f"{place.parent} has no room for the {wanted.size_bytes:,} bytes of {wanted.name}")
-    key = hashlib.sha256(wanted.version.encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{wanted.version} {wanted.machine}".encode()).hexdigest()[:16]
     part = place.with_name(f".{place.name}.{key}.part")
     try:
         _fetch(wanted, part)

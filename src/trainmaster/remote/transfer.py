@@ -5,12 +5,11 @@ writes units into a draft folder and notes each in a journal; a transfer that wa
 missing. Journaled units are read again and compared first: a machine may have lost power in between. The files get
 their names when the last unit is there.
 
-    DRAFT/manifest   DRAFT/journal   DRAFT/files/…        DRAFT is .trainmaster-<digest> in or beside the destination
+    DRAFT/manifest   DRAFT/journal   DRAFT/files/…        DRAFT is .trainmaster-<name> in or beside the destination
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import DiskFull, TargetError
+from trainmaster.core.files import sync, sync_file_system
 
 UNIT_BYTES = 8 << 20
 PIECE_BYTES = 256 << 10  # of a unit that are hashed and written at once: they stay in the processor's cache
@@ -82,6 +82,10 @@ class Manifest:
     @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.raw).hexdigest()[:32]
+
+    def draft(self, machine: str) -> str:
+        """Name of the draft on one machine. Machines that share a folder may receive one tree at once."""
+        return hashlib.sha256(f"{self.digest} {machine}".encode()).hexdigest()[:32]
 
     @cached_property
     def size_bytes(self) -> int:
@@ -277,8 +281,8 @@ class FileUnit:
 class Incoming:
     """The receiving end of one transfer. Any number of processes may write units of it at the same time."""
 
-    def __init__(self, into: Path, digest: str) -> None:
-        name = f"{_DRAFT_PREFIX}{digest}"
+    def __init__(self, into: Path, draft: str) -> None:
+        name = f"{_DRAFT_PREFIX}{draft}"
         beside = into.parent / f"{name}-{into.name}"
         self.into = into
         self._draft = beside if beside.exists() or not into.exists() else into / name
@@ -369,12 +373,10 @@ class Incoming:
                 os.utime(f"{folder}/{entry.path}", ns=(entry.mtime_ns, entry.mtime_ns))
         if durable:
             sync_file_system(self._files)
-        if self.into.exists():
+        if self.into.exists() or not _rename(self._files, self.into):
             _merge(self._files, self.into, self.manifest.entries)
-        else:
-            self._files.rename(self.into)  # at once: a reader sees all files or none
         if durable:
-            _sync_folder(self.into.parent)
+            sync(self.into.parent)
         shutil.rmtree(self._draft)
 
     def drop(self) -> None:
@@ -400,29 +402,21 @@ class Incoming:
         return {(int(pair[0]), pair[1]) for pair in pairs if len(pair) == 2 and pair[0].isdecimal()}
 
 
-def sync_file_system(folder: Path) -> None:
-    """Write what a file system holds in memory to its disk: one call, where a call per file would take minutes."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(folder))
-    finally:
-        os.close(fd)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _pwrite(fd: int, data: memoryview, offset: int) -> None:
     while data:
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
+
+
+def _rename(files: Path, into: Path) -> bool:
+    """Give all files their names at once: a reader sees all or none. False where another machine was first."""
+    try:
+        files.rename(into)
+    except OSError:
+        if not into.is_dir():
+            raise
+        return False
+    return True
 
 
 def _merge(files: Path, into: Path, entries: Sequence[Entry]) -> None:

@@ -31,7 +31,7 @@ def test_a_request_that_is_given_up_while_it_is_sent_spoils_no_other(box: Any, r
         await node.request("exists", path="/")
         for pause_s in (0.0, 0.002, 0.01, 0.03):
             body = os.urandom(8 << 20)
-            sent = asyncio.create_task(node.request("files_put", into="/x", digest="a", unit=0, sha256="", body=body))
+            sent = asyncio.create_task(node.request("files_put", into="/x", draft="a", unit=0, sha256="", body=body))
             await asyncio.sleep(pause_s)
             sent.cancel()
             with pytest.raises(asyncio.CancelledError):

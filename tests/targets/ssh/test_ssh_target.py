@@ -275,6 +275,30 @@ def test_a_working_folder_is_sent_once_and_resumed_where_it_was_cut(
     run(go())
 
 
+def test_machines_that_share_a_folder_each_bring_the_working_folder_there(
+    hosts_file: Path, tmp_path: Path, place: Any, run: Any, end: Any
+) -> None:
+    """As with home folders on NFS: every machine is asked, finds nothing, and sends the same files to one place."""
+    target = edit(hosts_file, lambda document: document["defaults"].update(folder=f"{tmp_path}/shared"))
+    work = tmp_path / "a-job" / "work"
+    for number in range(40):
+        (work / f"part-{number}").mkdir(parents=True)
+        (work / f"part-{number}" / "data").write_bytes(os.urandom(1 << 18))
+    submission = target.plan(place("cat part-*/data | sha256sum", workdir=f"sha256:{'0' * 64}", resources={"nodes": 3}))
+    whole = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(work.glob("part-*/data")))).hexdigest()
+
+    async def go() -> None:
+        handle = await started(target, submission)
+        assert (await end(target, handle)).state is TargetState.SUCCEEDED
+        for rank in range(3):
+            said = await target.read(handle, rank_log(rank), offset=0, limit=99)
+            assert said.split()[0].decode() == whole
+        job = tmp_path / "shared" / "jobs" / handle["attempt"].partition(".")[0]
+        assert sorted(entry.name for entry in job.iterdir()) == ["attempts", "checkpoints", "work"]
+
+    run(go())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -97,7 +97,7 @@ def test_a_later_call_goes_on_with_what_has_arrived(box: Any, run: Any, tmp_path
     """As after a crash of this side: two of three units are there, one of them was damaged on the disk."""
     (tmp_path / "big").write_bytes(os.urandom(3 * UNIT_BYTES))
     manifest = scan(tmp_path / "big", name="there")
-    incoming = Incoming(tmp_path, manifest.digest)
+    incoming = Incoming(tmp_path, manifest.draft("n1"))
     assert incoming.begin(manifest) == set()
     units = scan(tmp_path / "big").units
     for number in (0, 1):

@@ -16,13 +16,13 @@ from typing import Any
 
 import typer
 
-from trainmaster.cli import _console
+from trainmaster.cli import _console, interrupt
 from trainmaster.core.errors import MissingExtra, TrainmasterError
 
 # Exit code 1 of these verbs means FAIL. An error is no verdict: it ends with 2 or 3.
 VERDICT_VERBS = frozenset({"accept", "bandwidth", "check", "drill", "isolate", "rejudge"})
 CREATING_VERBS = frozenset({"submit", "resume"})
-USAGE, INCOMPLETE, INTERRUPTED = 2, 3, 130
+USAGE, INCOMPLETE = 2, 3
 # The extra that installs a top-level package; where several do, the smallest.
 EXTRAS = {
     "alembic": "server", "fastapi": "server", "jinja2": "server", "prometheus_client": "server",
@@ -50,6 +50,7 @@ def guard(verb: Callable[..., Any], name: str) -> Callable[..., Any]:
 @contextlib.contextmanager
 def boundary(verb: str) -> Iterator[None]:
     """End with one line and an exit code where the block raises an error that is not our mistake."""
+    interrupt.restore()
     try:
         try:
             yield
@@ -59,7 +60,7 @@ def boundary(verb: str) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         _say_quietly(lambda: _console.note("interrupted"))
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupt.INTERRUPTED) from None
     except BrokenPipeError:
         # `trainmaster jobs | head` closes our output: no error. A verdict that could not be printed is not a PASS.
         _discard_output()

@@ -27,14 +27,16 @@ def fetch(
     to: Annotated[Path | None, typer.Argument(help="Folder to write to.", show_default="./<job's name>")] = None,
     only: Annotated[str | None, typer.Option(help="Only paths that begin with this, as outputs/.")] = None,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Only its newest checkpoint: the trained model.")
+        bool, typer.Option("--checkpoint", help="Only its newest checkpoint, also of your own script.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
     storage: StorageOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Download what a job left: project file, logs, events, outputs; or its newest checkpoint. Checksums are verified.
+    """Download what a job left: project file, logs, events, outputs; or its newest checkpoint.
+
+    Checksums are verified; the checkpoints of a script of your own have none, and their sizes are compared.
 
     Run it again to go on after a cut: files that are there and right are left alone. Of a job that still runs, the logs
     come as far as they are written.
@@ -59,7 +61,10 @@ def fetch(
 
 
 def fetch_checkpoint(jobs: Jobs, job_id: str, folder: Path) -> list[Path]:
-    """Download the newest checkpoint into `folder`/step-…; its manifest comes last and marks it as whole."""
+    """Download the newest checkpoint into `folder`/step-…; its manifest comes last and marks it as whole.
+
+    That of a script of one's own comes into `folder`/checkpoints.
+    """
     from trainmaster.client import files
 
     checkpoint = jobs.checkpoint(job_id)

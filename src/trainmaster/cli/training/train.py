@@ -9,21 +9,30 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainmaster.cli import _console
+from trainmaster.cli import _console, interrupt
 from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.plan import CHECKPOINTS_VARIABLE, OWNER_VARIABLE, PLAN_FILE, RESUMABLE_EXIT, Plan, rank_log
+from trainmaster.core.plan import (
+    CHECKPOINTS_VARIABLE,
+    OWNER_VARIABLE,
+    PLAN_FILE,
+    RESUMABLE_EXIT,
+    STOP_FILE,
+    Plan,
+    rank_log,
+)
 from trainmaster.core.schema import build_new
 from trainmaster.core.spec import JobSpec, Preflight, Resources
+from trainmaster.core.states import Reason
 from trainmaster.documents import yaml_file
 
 CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
@@ -57,8 +66,12 @@ def train(
     folder.mkdir(parents=True)
     (folder / PLAN_FILE).write_text(plan.to_json())
     _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
-    code = _run(folder)
-    if code == RESUMABLE_EXIT:
+    with _passing_on(folder) as asked:
+        code = _run(folder)
+    if asked and code == 1:
+        _console.note("interrupted before anything was saved")
+        code = interrupt.INTERRUPTED
+    elif code == RESUMABLE_EXIT:
         _console.note("saved and stopped; the same command goes on from there")
     raise typer.Exit(code)
 
@@ -88,7 +101,8 @@ def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:
         raise SpecError(faults)
     from trainmaster.cli.training.drill import count_gpus  # after the faults: torch takes seconds
 
-    gpus = count_gpus(config)
+    with interrupt.leaving_at_once():
+        gpus = count_gpus(config)
     if processes is None and gpus is not None:
         ranks = gpus
     if faults := list(config.faults_on(ranks)):
@@ -120,7 +134,7 @@ def _run(folder: Path) -> int:
     environment = {**os.environ, OWNER_VARIABLE: name_process()}
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
-    with _passing_on(agent), TrainView() as view:
+    with TrainView() as view:
         offset = 0
         while agent.poll() is None:
             offset = _show_from(log, offset, view)
@@ -130,21 +144,26 @@ def _run(folder: Path) -> int:
 
 
 @contextmanager
-def _passing_on(agent: subprocess.Popen[bytes]) -> Iterator[None]:
+def _passing_on(folder: Path) -> Iterator[list[int]]:
     """Pass on to the agent that it is to stop, which saves first; this process ends when the agent has ended.
 
-    SIGHUP is a terminal that was closed. Under nohup it is ignored, and stays so.
+    By its stop file: a signal would end an agent, or a rank, that has only begun and does not listen yet. The numbers
+    of the signals that came are in the list. SIGHUP is a terminal that was closed. Under nohup it is ignored, and
+    stays so.
     """
+    asked: list[int] = []
 
-    def tell(*_: object) -> None:
-        agent.send_signal(signal.SIGINT)
+    def tell(number: int, _: object) -> None:
+        asked.append(number)
+        with suppress(OSError):  # on a full disk the file is there, and empty: that is a request too
+            (folder / STOP_FILE).write_text(f"{Reason.USER_CANCELLED} interrupted\n")
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, tell) for number in numbers}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

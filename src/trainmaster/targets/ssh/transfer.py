@@ -61,9 +61,10 @@ async def upload(
     manifest = await _here(scan, source, name=name)
     root = source.parent if name is not None else source
     at_source = {name: source.name} if name is not None else {}
+    draft = manifest.draft(session.host.name)
 
     async def begin() -> Collection[int]:
-        return _numbers(await session.request("files_begin", into=folder, body=manifest.pack()))
+        return _numbers(await session.request("files_begin", into=folder, draft=draft, body=manifest.pack()))
 
     async def move(request: Request, number: int, unit: Unit) -> None:
         at_root, data = _renamed(unit, at_source), b""  # type: tuple[Unit, bytes | FileUnit]
@@ -73,7 +74,7 @@ async def upload(
         else:
             data = await _here(read_unit, root, at_root)
             digest = await asyncio.to_thread(sha256, data)
-        await request("files_put", into=folder, digest=manifest.digest, unit=number, sha256=digest, body=data)
+        await request("files_put", into=folder, draft=draft, unit=number, sha256=digest, body=data)
 
     done = _Progress(manifest, progress)
     try:
@@ -81,9 +82,9 @@ async def upload(
     except Unreachable:
         raise  # what has arrived stays, and the next call goes on with it
     except TargetError:
-        await _drop(session, folder, manifest)
+        await _drop(session, folder, draft)
         raise
-    await _patient(lambda: session.request("files_end", into=folder, digest=manifest.digest, durable=durable))
+    await _patient(lambda: session.request("files_end", into=folder, draft=draft, durable=durable))
     return done.receipt()
 
 
@@ -258,9 +259,9 @@ async def _together(work: Collection[Awaitable[None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _drop(session: Session, folder: str, manifest: Manifest) -> None:
+async def _drop(session: Session, folder: str, draft: str) -> None:
     try:
-        await session.request("files_drop", into=folder, digest=manifest.digest)
+        await session.request("files_drop", into=folder, draft=draft)
     except TargetError:
         return  # removed by a later transfer
 

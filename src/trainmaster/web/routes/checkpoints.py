@@ -33,7 +33,7 @@ def find_checkpoint(job: dependencies.Job, request: Request) -> Response:
 
 
 @router.get(
-    "/{step}/{name}",
+    "/{step}/{name:path}",
     response_class=Response,
     responses={
         200: {
@@ -49,7 +49,7 @@ def read_checkpoint_file(
     name: Annotated[str, Path(description="name of the file, as in the list")],
     offset: Annotated[int, Query(ge=0, le=2**62, description="first byte, to continue a download")] = 0,
 ) -> Response:
-    """One file of a checkpoint from `offset`. `ETag` is the SHA-256 of the whole file."""
+    """One file of a checkpoint from `offset`. `ETag` is the SHA-256 of the whole file, where the job wrote it down."""
     try:
         listing = checkpoints.find_step(request.app.state.home, job, step)
         first = checkpoints.read(listing, name, offset=offset, limit=_CHUNK)
@@ -62,5 +62,5 @@ def read_checkpoint_file(
         for start in range(offset + _CHUNK, size, _CHUNK):
             yield checkpoints.read(listing, name, offset=start, limit=_CHUNK)
 
-    headers = {"Content-Length": str(max(0, size - offset)), "ETag": f'"{digest}"'}
+    headers = {"Content-Length": str(max(0, size - offset))} | ({"ETag": f'"{digest}"'} if digest else {})
     return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)

@@ -2,7 +2,8 @@
 
 It passes its words, environment, folder and streams on, waits, and ends as the program did; a signal that ends it ends
 the program. A program of another kind gets the real interpreter. The program is not the process that was started: a
-test that stops or kills by process number, or reads /proc, hands out the real interpreter.
+test that stops or kills by process number, or reads /proc, hands out the real interpreter. With `deep`
+it starts its own children like this too: not for an agent, which finds its ranks by their process numbers.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ os._exit(code)
 class WarmPython:
     """The executable and the thread that answers it."""
 
-    def __init__(self, server: ForkServer) -> None:
-        self._server = server
+    def __init__(self, server: ForkServer, *, deep: bool = False) -> None:
+        self._server, self._deep = server, deep
         self._folder = Path(tempfile.mkdtemp(prefix="tm-python-"))  # an address holds 107 characters at most
         self.path = self._folder / "python"
         address = str(self._folder / "line")
@@ -78,7 +79,13 @@ class WarmPython:
             (option, first, *words), env, cwd = json.loads(packet)
             program = [first, *words] if option == "-m" else ["-c", first, *words]
             child = self._server.start(
-                *program, env=env, cwd=Path(cwd), stdin=descriptors[0], out=descriptors[1], err=descriptors[2]
+                *program,
+                env=env,
+                cwd=Path(cwd),
+                stdin=descriptors[0],
+                out=descriptors[1],
+                err=descriptors[2],
+                prepare=(f"{use.__module__}:{use.__name__}", str(self.path)) if self._deep else (),
             )
             for descriptor in descriptors:
                 os.close(descriptor)

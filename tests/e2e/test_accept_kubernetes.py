@@ -104,6 +104,7 @@ def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     assert left == [] and nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(
     ("verb", "words"),
     [

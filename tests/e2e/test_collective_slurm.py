@@ -99,6 +99,7 @@ WORDS = {
 }
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_terminated_run_gives_the_nodes_back(word: str, slurm: Cluster, verb: str, tmp_path: Path) -> None:
     def held() -> str:

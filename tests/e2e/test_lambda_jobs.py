@@ -54,6 +54,7 @@ def test_a_job_runs_on_the_cheapest_instance_and_its_price_is_the_cost(
     assert charge.spans[0].cents_per_hour == 75.0 and charge.spans[0].end is not None
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("fault", ["launch-500", "launch-timeout", "launch-cut", "garbled-json"])
 def test_a_launch_of_unknown_outcome_is_found_in_the_listing_and_never_repeated(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str
@@ -108,6 +109,7 @@ def test_a_listing_that_leaves_a_machine_out_ends_no_attempt(
         assert len(empty) == 5 and len(cloud.instances()) == 1 and live(cloud) == []
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("fault", ["unhealthy", "stuck-booting"])
 def test_a_bad_machine_is_returned_and_another_taken(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str
@@ -139,6 +141,7 @@ def test_an_instance_of_somebody_else_with_our_name_is_left_alone(
     assert [one["status"] for one in cloud.instances() if one["foreign"]] == ["active"]
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
 def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str, reason: Reason
@@ -158,6 +161,7 @@ def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     assert (first.reason, second.reason) == (reason, None)
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
 def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, fault: str, reason: Reason
@@ -184,6 +188,7 @@ def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
     assert [one.reason for one in attempts.list_attempts(db, job.id)] == [reason, None]
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("python", ["/nonexistent/python3", "old"])
 def test_an_image_without_a_python_that_will_do_is_returned_at_once(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, python: str

@@ -184,7 +184,7 @@ def test_a_family_is_described_without_torch(name: str) -> None:
 def test_no_family_needs_torch_for_a_plan() -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from trainmaster.core import presets\n"
+        "from trainmaster.core.config import presets\n"
         "from trainmaster.core.schema import build\n"
         "from trainmaster.core.config.train import TrainConfig\n"
         "from trainmaster.estimate import Cluster, estimate\n"

@@ -13,19 +13,28 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
+
 from .runs import TINY
 
 WORDS = ("steps=12", "checkpoint.every_steps=2", "eval_sequences=0", "sequence_tokens=16", "model.layers=1")
 
 
 def start(folder: Path, *words: str, temporary: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "trainmaster", "drill", write_config(folder), *words],
+        env=environment(folder, temporary), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
+    )  # fmt: skip
+
+
+def write_config(folder: Path) -> str:
     config = folder / "tiny.yaml"
     config.write_text(json.dumps(TINY))  # JSON is YAML
-    environment = {**os.environ, "TMPDIR": str(temporary), "TRAINMASTER_CHECKPOINTS": str(folder / "mine")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "trainmaster", "drill", str(config), *words],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder,
-    )  # fmt: skip
+    return str(config)
+
+
+def environment(folder: Path, temporary: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(temporary), "TRAINMASTER_CHECKPOINTS": str(folder / "mine")}
 
 
 @pytest.fixture
@@ -98,9 +107,11 @@ def read(path: Path) -> bytes:
         (("--out", "."), "not empty"),
     ],
 )
-def test_wrong_usage_starts_nothing(tmp_path: Path, temporary: Path, words: tuple[str, ...], says: str) -> None:
-    drill = start(tmp_path, *words, temporary=temporary)
-    _, errors = drill.communicate()
+def test_wrong_usage_starts_nothing(
+    programs: ForkServer, tmp_path: Path, temporary: Path, words: tuple[str, ...], says: str
+) -> None:
+    argv = ("drill", write_config(tmp_path), *words)
+    drill = programs.run("trainmaster", *argv, env=environment(tmp_path, temporary), cwd=tmp_path)
     assert drill.returncode == 2
-    assert says in " ".join(errors.split())
+    assert says in " ".join(drill.stderr.split())
     assert not list(temporary.glob("trainmaster-*"))

@@ -67,6 +67,7 @@ LAUNCHERS = {
 NODES = {"pet": 2, "kubeflow": 2, "sagemaker": 2}
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_ranks_meet_under_every_launcher(programs: ForkServer, tmp_path: Path, launcher: str) -> None:
     port = free_ports(1)[0]

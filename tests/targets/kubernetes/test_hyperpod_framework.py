@@ -109,6 +109,7 @@ def test_the_full_test_names_what_was_not_measured(kube: Kube, namespace: str, w
     assert [name for name, word in verdicts(answer).items() if word != "pass"] == ["throughput"]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("fault", "indicator"),
     [

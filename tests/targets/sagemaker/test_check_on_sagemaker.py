@@ -11,9 +11,8 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import yaml
 from botocore.validate import ParamValidator
 from typer.testing import CliRunner
 
+from fork_server import ForkServer
 from machines import H200
 from sagemaker_server import BUCKET, Relay, interrupt_on_create, run_container, write_log
 from trainmaster.checks import document
@@ -33,6 +33,7 @@ from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host
 from trainmaster.targets.sagemaker import inputs
 from trainmaster.targets.sagemaker.aws import translate
+from warm_python import WarmPython
 
 pytestmark = pytest.mark.spawns
 ROOT = Path(__file__).parents[3]
@@ -43,10 +44,18 @@ SITE = "".join(
 )
 
 
+@pytest.fixture(scope="module")
+def python(programs: ForkServer) -> Iterator[str]:
+    """For the containers: the job, its collectives and their ranks are forked from a warm process."""
+    made = WarmPython(programs, deep=True)
+    yield str(made.path)
+    made.close()
+
+
 @pytest.fixture
-def file(relay: Relay, account: Path) -> Path:
+def file(relay: Relay, account: Path, python: str) -> Path:
     """Settings of a type that no table knows, so that nothing is expected of the recorded machine."""
-    changes = {"instance_type": "ml.m5.large", "price_per_hour": 3.6, "poll_s": 0.05, "python": sys.executable}
+    changes = {"instance_type": "ml.m5.large", "price_per_hour": 3.6, "poll_s": 0.05, "python": python}
     account.write_text(yaml.safe_dump({**yaml.safe_load(account.read_text()), **changes}))
     return account
 

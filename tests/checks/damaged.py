@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from trainmaster import checks
 from trainmaster.checks.whole_files import WholeFiles
-from trainmaster.core.errors import FileUnreadable, HostError
+from trainmaster.core.errors import FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error
 from trainmaster.node.host import CommandResult, Disk, Host, KernelClock
@@ -73,7 +74,7 @@ def worst(findings: list[Finding]) -> Verdict:
 
 def damages(answer: Any) -> Iterator[tuple[str, Any]]:
     """The answer emptied, cut, with N/A for its values, and refused."""
-    yield "refused", FileUnreadable("permission denied")
+    yield "refused", FileUnreadable("permission denied", code=errno.EACCES)
     if isinstance(answer, CommandResult):
         yield from ((how, replace(answer, stdout=text)) for how, text in damage_text(answer.stdout))
         yield "nothing at all", replace(answer, stdout="", stderr="")
@@ -101,6 +102,25 @@ def damage_text(text: str, *, lines: int = 5) -> Iterator[tuple[str, str]]:
         damaged = list(rows)
         damaged[number] = _VALUE.sub("N/A", rows[number])
         yield f"line {number} N/A", "\n".join(damaged)
+
+
+def refusals() -> Iterator[tuple[str, HostError]]:
+    """Ways in which the kernel, or a capture, refuses one file."""
+    for code in (errno.EIO, errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP):
+        yield errno.errorcode[code], FileUnreadable(errno.errorcode[code], code=code)
+    yield "FileMissing", FileMissing("it is not there")
+    yield "NotCaptured", NotCaptured("the capture does not hold it")
+    yield "cut short", HostError("it is empty or was cut short")
+
+
+def masked(before: list[Finding], after: list[Finding], device: str) -> str | None:
+    """How the finding of a sick device was lost because another one cannot be read; None: it is told as it was."""
+    worse = {Verdict.WARN, Verdict.FAIL, Verdict.ERROR}
+    (told,) = [finding for finding in before if finding.device == device and finding.verdict in worse]
+    same = [finding for finding in after if finding.device == device]
+    if not same:
+        return f"{device} is not named: {after[0].reason}"
+    return None if worst(same) is told.verdict else f"{told.verdict} of {device} became {worst(same)}: {same[0].reason}"
 
 
 def opened(before: list[Finding], after: list[Finding]) -> str | None:

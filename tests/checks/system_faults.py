@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fabric_nodes import node as fabric_node
 from nodes import CHRONYC, IB, MOUNTS, NET, bare_metal, efa, ibstat_text, infiniband, interface, put, roce
 
 from machines import Machine
@@ -331,6 +332,10 @@ FAULTS = [
           break_it=text(f"{IB}/mlx5_0/ports/1/counters/symbol_error", "N/A (no PMA)\n")),
     Fault(name="counter unreadable", check="ib_counters", verdict="error", says="link_downed", device="mlx5_0:1",
           node=infiniband, break_it=text(f"{IB}/mlx5_0/ports/1/counters/link_downed", "?\n")),
+    Fault(name="adapter of eight at x8 of generation 3", check="nic_pcie", verdict="fail", device="mlx5_7",
+          says="where equal adapters have 16 lanes at 32 GT/s", node=fabric_node("DGX B200"), break_it=both(
+              text("/sys/bus/pci/devices/0000:5d:00.0/current_link_width", "8\n"),
+              text("/sys/bus/pci/devices/0000:5d:00.0/current_link_speed", "8.0 GT/s PCIe\n"))),
     Fault(name="EFA -61", check="efa", verdict="fail", says="-61", node=efa, break_it=no_provider),
     Fault(name="EFA 31 of 32 devices", check="efa", verdict="fail", says="31 of 32 EFA devices", node=lambda m: efa(m,
           31),
@@ -417,5 +422,5 @@ PLUGIN_PLACES = [
 MINE = [
     "clock", "cpu", "cpu_governor", "cpu_load", "disk_space", "efa", "efa_plugin", "gdr", "hostname", "huge_pages",
     "ib_counters", "ib_ports", "kernel_modules", "memlock", "memory_pressure", "mounts", "nccl_env", "nccl_interfaces",
-    "numa", "oom_kills", "open_files", "processes", "ram", "rdma_access", "roce_gid", "shm", "swap",
+    "nic_pcie", "numa", "oom_kills", "open_files", "processes", "ram", "rdma_access", "roce_gid", "shm", "swap",
 ]  # fmt: skip

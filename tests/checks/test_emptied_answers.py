@@ -9,13 +9,16 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fabric_nodes
 import gpu_faults
+import nodes
 import pytest
 import system_faults
-from damaged import DamagedHost, damages, judge, opened
+from damaged import DamagedHost, damages, judge, masked, opened, refusals
 from fail_open_cases import CASES as FIRST
 from fail_open_cases import Case
 from fail_open_hidden import CASES as HIDDEN
@@ -89,6 +92,91 @@ def test_faults_of_the_system(machine: Machine, fault: Any, record_property: Rec
     fault.node(machine)
     fault.break_it(machine)
     count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), record_property, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sick:
+    """A node with one sick adapter, and another whose files are refused in turn."""
+
+    name: str
+    kind: str  # of fabric_nodes.HEALTHY
+    check: str
+    device: str  # as its finding names it
+    other: str  # RDMA device
+    put: Callable[[Machine], None]
+    files: tuple[str, ...] = ()  # at least these of the other one are read
+
+
+def port(device: str, **words: str) -> Callable[[Machine], None]:
+    files = {f"/sys/class/infiniband/{device}/ports/1/{name}": f"{word}\n" for name, word in words.items()}
+    return lambda machine: nodes.put(machine, files={**files})
+
+
+def files(path: str, **words: str) -> Callable[[Machine], None]:
+    return lambda machine: nodes.put(machine, files={f"{path}/{name}": f"{word}\n" for name, word in words.items()})
+
+
+OFF = {"state": "1: DOWN", "phys_state": "2: Polling"}
+NARROW = {"current_link_width": "8", "current_link_speed": "8.0 GT/s PCIe"}
+SICK = [
+    Sick(name="a rail down, a rail refused", kind="BlueField rails and DPU", check="ib_ports", device="mlx5_3:1",
+         other="mlx5_5", put=port("mlx5_3", **OFF), files=("state", "board_id", "uevent")),
+    Sick(name="a rail down, a storage port refused", kind="BlueField rails and DPU", check="ib_ports",
+         device="mlx5_3:1", other="mlx5_8", put=port("mlx5_3", **OFF), files=("state", "rate")),
+    Sick(name="link losses, a rail refused", kind="DGX B200", check="ib_counters", device="mlx5_4:1", other="mlx5_6",
+         put=files("/sys/class/infiniband/mlx5_4/ports/1/counters", link_downed="255"), files=("link_downed", "state")),
+    Sick(name="link losses, a limited function refused", kind="DGX B200", check="ib_counters", device="mlx5_4:1",
+         other="mlx5_1", put=files("/sys/class/infiniband/mlx5_4/ports/1/counters", link_downed="255")),
+    Sick(name="retransmissions, another refused", kind="Broadcom", check="ib_counters", device="bnxt_re1:1",
+         other="bnxt_re6", put=files("/sys/class/infiniband/bnxt_re1/ports/1/hw_counters", to_retransmits="9000000"),
+         files=("to_retransmits",)),
+    Sick(name="no GID, another refused", kind="Broadcom", check="roce_gid", device="bnxt_re1:1", other="bnxt_re6",
+         put=files("/sys/class/infiniband/bnxt_re1/ports/1/gids", **{"3": "0000:" * 7 + "0000"}), files=("3",)),
+    Sick(name="a narrow link, a rail refused", kind="DGX B200", check="nic_pcie", device="mlx5_4", other="mlx5_6",
+         put=files("/sys/bus/pci/devices/0000:18:00.0", **NARROW), files=("current_link_width", "max_link_speed")),
+    Sick(name="EFA down, another refused", kind="", check="efa", device="rdmap80s0", other="rdmap90s0",
+         put=port("rdmap80s0", state="1: DOWN", phys_state="3: Disabled"), files=("state", "uevent")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sick", SICK, ids=lambda sick: sick.name)
+def test_unreadable_for_one_device(machine: Machine, sick: Sick, record_property: Record) -> None:
+    """What one adapter refuses hides nothing of another; what the sick one refuses makes no pass of it."""
+    if sick.kind:
+        fabric_nodes.compose(machine, fabric_nodes.HEALTHY[sick.kind])
+        machine.refuses("ibstat", "CommandMissing", "ibstat is not on this machine")
+    else:
+        nodes.efa(machine)
+    sick.put(machine)
+    host, expect = Snapshot(machine.host), Expect()
+    whole = DamagedHost(host)
+    before = judge(sick.check, whole, expect)
+    mine = sick.device.partition(":")[0]
+    found, asked = [], Counter[str]()
+    for device in (mine, sick.other):
+        questions = [question for question in whole.asked if _belongs(question, device, host)]
+        asked[device] = len(questions)
+        alone = [
+            ({question: refusal}, f"{question[1]}: {how}") for question in questions for how, refusal in refusals()
+        ]
+        every = [(dict.fromkeys(questions, refusal), f"all of {device}: {how}") for how, refusal in refusals()]
+        for changes, where in (*alone, *every):
+            after = judge(sick.check, DamagedHost(host, changes), expect)
+            how = masked(before, after, sick.device) if device == sick.other else opened(before, after)
+            found += [f"{where}: {how}"] if how is not None else []
+    record_property("mutations", (sum(asked.values()) + len(asked)) * len(list(refusals())))
+    assert found == []
+    read = {str(question[1]).rpartition("/")[2] for question in whole.asked if _belongs(question, sick.other, host)}
+    assert set(sick.files) <= read
+
+
+def _belongs(question: Any, device: str, host: Host) -> bool:
+    """Whether a file is that of an RDMA device, or of its place on the bus."""
+    if re.search(r"counters/(?!link_downed|symbol_error|to_retransmits)", str(question[1])):
+        return False  # of many alike, some
+    match = re.search(r"PCI_SLOT_NAME=(\S+)", host.read(f"/sys/class/infiniband/{device}/device/uevent"))
+    path = str(question[1])
+    return f"/infiniband/{device}/" in path or (match is not None and f"/{match[1]}/" in path)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
-from trainmaster.core.errors import CommandMissing, CommandTimedOut, FileMissing, HostError, NotCaptured, UsageError
+from trainmaster.core.errors import (
+    CommandMissing,
+    CommandTimedOut,
+    FileMissing,
+    FileUnreadable,
+    HostError,
+    NotCaptured,
+    UsageError,
+)
 from trainmaster.node.host import Host
 from trainmaster.node.recorded import CapturingHost, RecordedHost
 
@@ -134,3 +143,31 @@ def test_a_path_cannot_leave_the_capture(tmp_path: Path) -> None:
     for path in ("/../outside", "outside", "/a/../../outside"):
         with pytest.raises(ValueError):
             RecordedHost(tmp_path).read(path)
+
+
+def test_the_reason_of_a_refusal_replays(tmp_path: Path) -> None:
+    """The first page of a process's own memory is not mapped: the kernel answers EIO."""
+    live = CapturingHost(Host(), tmp_path / "machine")
+    with pytest.raises(FileUnreadable) as real:
+        live.read("/proc/self/mem")
+    with pytest.raises(FileUnreadable) as replayed:
+        RecordedHost(tmp_path / "machine").read("/proc/self/mem")
+    assert real.value.code == replayed.value.code == errno.EIO
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        ({"message": "x cannot be read: Invalid argument"}, errno.EINVAL),  # of a capture before the field was there
+        ({"message": "x cannot be read: Permission denied"}, errno.EACCES),
+        ({"message": "x", "errno": "EIO"}, errno.EIO),
+        ({"message": "x is larger than 4 MiB"}, None),
+        ({"message": "x", "errno": "ENONSENSE"}, None),
+    ],
+)
+def test_the_reason_of_a_recorded_refusal(tmp_path: Path, entry: dict[str, str], code: int | None) -> None:
+    answers = {"v": 1, "read": {"/sys/x": {"error": "FileUnreadable", **entry}}}
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    with pytest.raises(FileUnreadable) as refused:
+        RecordedHost(tmp_path).read("/sys/x")
+    assert refused.value.code == code

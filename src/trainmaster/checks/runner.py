@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from trainmaster.checks import system_files
 from trainmaster.checks.registry import load, plan, timeout_of
 from trainmaster.checks.whole_files import WholeFiles
 from trainmaster.core.errors import CommandMissing, CommandTimedOut, HostError, NotCaptured
@@ -88,4 +89,4 @@ def _action(failure: HostError) -> str:
         return "run it by hand; if it hangs there too, the driver or the device hangs: reboot the node"
     if isinstance(failure, NotCaptured):
         return "capture the machine again with this version"
-    return "make it readable for this user, or skip the check by name"
+    return system_files.advise(system_files.code_of(failure))

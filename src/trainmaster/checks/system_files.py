@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
-from trainmaster.core.errors import FileMissing, HostError, NotCaptured
+from trainmaster.core.errors import FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.node.host import Host
 
 PCI = "/sys/bus/pci/devices"
@@ -26,6 +27,20 @@ def list_optional(host: Host, path: str) -> tuple[str, ...] | None:
         return host.list(path)
     except FileMissing:
         return None
+
+
+def code_of(failure: HostError) -> int | None:
+    """Number of the system's reason (errno); None: it gave none."""
+    return failure.code if isinstance(failure, FileUnreadable) else None
+
+
+def advise(code: int | None, path: str = "what is named here") -> str:
+    """What to do about a file that cannot be read. Rights are named only where they are the cause."""
+    if code in (errno.EACCES, errno.EPERM):
+        return "make it readable for this user, or skip the check by name"
+    if code == errno.EIO:
+        return "see the kernel log: the device behind it, or its driver, does not answer"
+    return f"read {path} by hand, and see the kernel log"
 
 
 def read_number(host: Host, path: str, *, base: int = 10) -> int:

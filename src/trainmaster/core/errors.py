@@ -129,7 +129,11 @@ class CommandTimedOut(HostError):
 
 
 class FileUnreadable(HostError):
-    """A file that is absent or may not be read."""
+    """A file that is absent or may not be read. `code` is the system's number of the reason (errno); None: unknown."""
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class FileMissing(FileUnreadable):

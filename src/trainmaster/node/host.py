@@ -271,7 +271,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _unreadable(path: str, error: OSError) -> FileUnreadable:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return FileMissing(f"{path} is not there")
-    return FileUnreadable(f"{path} cannot be read: {error.strerror or error}")
+    return FileUnreadable(f"{path} cannot be read: {error.strerror or error}", code=error.errno)
 
 
 def _show(argv: tuple[str, ...]) -> str:

@@ -10,6 +10,7 @@ which no check may take for "absent".
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,11 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core import errors
-from trainmaster.core.errors import HostError, NotCaptured, UsageError
+from trainmaster.core.errors import FileUnreadable, HostError, NotCaptured, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.node.host import CommandResult, Disk, Host, KernelClock, Snapshot
 
 ANSWERS = "answers.json"
+# Why the kernel refuses a file of /proc or /sys.
+_REASONS = (
+    errno.EACCES, errno.EPERM, errno.EINVAL, errno.EIO, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENOSYS,
+    errno.ETIMEDOUT, errno.EBUSY, errno.EAGAIN,
+)  # fmt: skip
 _VERSION = 1
 # Captures are sent to other people. Variables with such names are never recorded.
 _SECRET = re.compile(r"key|token|secret|passw|credential|auth|cookie|private|environ|id_rsa", re.IGNORECASE)
@@ -53,7 +59,8 @@ class CapturingHost(Snapshot):
     def _entry(self, kind: str, name: str, answer: object) -> object:
         """Entry for answers.json; long text goes into a file beside it."""
         if isinstance(answer, HostError):
-            return {"error": type(answer).__name__, "message": str(answer)}
+            code = errno.errorcode.get(answer.code or 0) if isinstance(answer, FileUnreadable) else None
+            return {"error": type(answer).__name__, "message": str(answer), **({"errno": code} if code else {})}
         if isinstance(answer, CommandResult):
             stem = f"commands/{re.sub(r'[^A-Za-z0-9.-]+', '_', name)[:80]}"
             while any(stem == other.get("text") for other in self._written.get("run", {}).values()):
@@ -130,7 +137,7 @@ class RecordedHost(Host):
             raise self._nothing(kind, name)
         answer = of_kind[name]
         if isinstance(answer, Mapping) and "error" in answer:
-            raise _refusal(str(answer["error"]), str(answer.get("message", name)))
+            raise _refusal(str(answer["error"]), str(answer.get("message", name)), answer.get("errno"))
         return answer
 
     def _mapping(self, kind: str, name: str) -> Mapping[str, Any]:
@@ -160,13 +167,16 @@ def _inside(path: str) -> str:
     return "files" + os.path.normpath(path)
 
 
-def _refusal(kind: str, message: str) -> HostError:
+def _refusal(kind: str, message: str, code: object) -> HostError:
+    """Error of an entry. `code` is the name of an errno; captures without one have it in the words of the message."""
     error_type = getattr(errors, kind, HostError)
-    return (
-        error_type(message)
-        if isinstance(error_type, type) and issubclass(error_type, HostError)
-        else HostError(message)
-    )
+    if not isinstance(error_type, type) or not issubclass(error_type, HostError):
+        return HostError(message)
+    if not issubclass(error_type, FileUnreadable):
+        return error_type(message)
+    names = {name: number for number, name in errno.errorcode.items()}
+    said = next((number for number in _REASONS if os.strerror(number).lower() in message.lower()), None)
+    return error_type(message, code=names.get(str(code), said))
 
 
 def open_host(*, replay: Path | None = None, capture: Path | None = None) -> Host:

@@ -11,7 +11,7 @@ from trainmaster.checks.fabric.nccl_interfaces import matches
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Verdict
 
-FABRIC = ["efa", "ib_counters", "ib_ports", "roce_gid"]
+FABRIC = ["efa", "ib_counters", "ib_ports", "nic_pcie", "roce_gid"]
 
 
 def test_ports_beyond_those_expected_are_nobodys_fault(machine: Machine) -> None:

@@ -39,6 +39,8 @@ def read(host: Host, devices: tuple[Device, ...]) -> Adapters:
     if devices and not cards:
         infiniband = ()  # the devices do not show their addresses here
     left = [address for address in (*infiniband, *ethernet) if card_of(address) not in cards]
+    if len({card_of(address) for address in left}) <= sum(device.unknown for device in devices):
+        return Adapters()  # they may be those whose address cannot be read, which is told of them
     drivers = {address: _driver(host, address, certain=address in ethernet) for address in left}
     given = [(address, driver) for address, driver in drivers.items() if driver in PASSED]
     whole = [pair for pair in given if pair[0].endswith(".0") and not is_virtual(host, pair[0])]

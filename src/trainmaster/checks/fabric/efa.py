@@ -33,19 +33,27 @@ TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 class Efa:
     on_bus: tuple[str, ...]  # PCI addresses of EFA devices
     devices: tuple[_rdma_devices.Device, ...]  # those with a driver
+    unknown: tuple[_rdma_devices.Device, ...] = ()  # RDMA devices whose driver cannot be read: they may be EFA's
+    bus_trouble: str | None = None  # why the bus is unknown
     answer: fi_info.FiInfo | None
     trouble: str | None  # why there is no answer of fi_info
 
 
 def read(host: Host) -> Efa:
     answer, trouble = _run_fi_info(host)
+    every = _rdma_devices.read(host)
+    on_bus: tuple[str, ...] = ()
+    bus_trouble = None
+    try:
+        found = system_files.read_pci(host, system_files.AMAZON, kind="0x02")
+        on_bus = tuple(address for address in found if _device_id(host, address).startswith("0xefa"))
+    except HostError as failure:
+        bus_trouble = str(failure)
     return Efa(
-        on_bus=tuple(
-            address
-            for address in system_files.read_pci(host, system_files.AMAZON, kind="0x02")
-            if _device_id(host, address).startswith("0xefa")
-        ),
-        devices=tuple(device for device in _rdma_devices.read(host) if device.efa),
+        on_bus=on_bus,
+        bus_trouble=bus_trouble,
+        devices=tuple(device for device in every if device.efa),
+        unknown=tuple(device for device in every if device.unknown),
         answer=answer,
         trouble=trouble,
     )
@@ -64,20 +72,26 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
     there = max(len(efa.on_bus), len(efa.devices))
     wanted = there if expect.efa_devices is None else expect.efa_devices
     implied = implies_efa(expect)
+    unread = _rdma_devices.judge_troubles((*efa.devices, *efa.unknown))
+    if efa.bus_trouble is not None:
+        unread.append(error(f"EFA devices on the PCI bus are unknown: {efa.bus_trouble}", action="read it by hand"))
+    if not wanted and unread:
+        return unread
     if not wanted and implied:
         reason = f"there is no EFA device, but {implied[0]} is expected"
         return [fail(reason, action="use a node with EFA, or give the container its EFA devices")]
     if not wanted:
         return [skip("no EFA device here and none expected", proof="the PCI bus and /sys/class/infiniband show none")]
-    if efa.devices and not efa.on_bus:
+    if efa.devices and not efa.on_bus and efa.bus_trouble is None:
         return [error("EFA devices are not on the PCI bus", action="read /sys/bus/pci/devices by hand")]
     names = [device.name for device in efa.devices]
     offered = list(efa.answer.devices("efa")) if efa.answer else None
     values: dict[str, Any] = {"expected": wanted, "on_bus": len(efa.on_bus), "devices": names, "offered": offered}
     findings = []
-    if len(names) < wanted:
+    if len(names) + len(efa.unknown) < wanted:
         findings.append(_judge_few(efa, wanted, values))
-    findings += [_judge_down(device) for device in efa.devices if not all(port.up for port in device.ports)]
+    findings += [found for device in efa.devices if (found := _judge_down(device, efa.devices)) is not None]
+    findings += unread
     findings += _judge_rates(efa)
     if names or len(efa.on_bus) >= wanted:
         findings += _judge_provider(efa, names, values)
@@ -95,7 +109,14 @@ def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:
     return fail(summary + shown, action=action, **values)
 
 
-def _judge_down(device: _rdma_devices.Device) -> Finding:
+def _judge_down(device: _rdma_devices.Device, devices: tuple[_rdma_devices.Device, ...]) -> Finding | None:
+    """Fault of a device whose port is down or cannot be read; None: it is up."""
+    down = [port for port in device.ports if port.readable and not port.up]
+    unread = next((port for port in device.ports if port.trouble is not None), None)
+    if unread is not None and not down:
+        return _rdma_devices.judge_port_trouble(unread, devices, name=device.name)
+    if all(port.up for port in device.ports):
+        return None
     states = ", ".join(f"{port.state} and {port.physical_state}" for port in device.ports) or "no port"
     return fail(f"{states}, not ACTIVE and LinkUp", action="stop and start the instance", device=device.name)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainmaster.checks import system_files
 from trainmaster.checks.contract import VERDICT
 from trainmaster.checks.fabric import _rdma_devices
-from trainmaster.core.errors import NotCaptured
+from trainmaster.core.errors import HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -39,7 +39,11 @@ class Plugin:
 
 
 def read(host: Host) -> Plugin:
-    if not any(device.efa for device in _rdma_devices.read(host)):
+    devices = _rdma_devices.read(host)
+    if not any(device.efa for device in devices):
+        unknown = [device for device in devices if device.unknown]
+        if unknown:
+            raise HostError(unknown[0].troubles[0].reason)
         return Plugin(efa=False, path=None)
     library_folders = [folder for folder in (host.env("LD_LIBRARY_PATH") or "").split(":") if folder.startswith("/")]
     for folder in dict.fromkeys([*library_folders, *(place + below for place in PLACES for below in _BELOW)]):

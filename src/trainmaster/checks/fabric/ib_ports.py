@@ -8,14 +8,14 @@ adapters are rails: each must have a link, stated or not.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainmaster.checks import system_files
 from trainmaster.checks.comparison import adapters, hardware
-from trainmaster.checks.fabric import _adapters, _rdma_devices
-from trainmaster.core.errors import CommandMissing
+from trainmaster.checks.fabric import _adapters, _rdma_devices, _roles
+from trainmaster.checks.fabric._rails import LEAST, Rails
+from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect, implies_rdma
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -29,8 +29,8 @@ COMPARES = (
     hardware("rate_gbps", "rate of the fabric ports", "reseat or replace the cable", unit="Gb/s"),
 )
 METRICS: dict[str, str] = {}
-RAILS = 4  # ours: so many equal adapters are the rails of a node; one or two without a link may be spares
 _CABLE = "reseat or replace its cable or transceiver, see the switch port, then rerun"
+_STATE = "state ib_ports=N, the number of ports that must be up, if this one is meant to be down"
 _ACTIONS = {
     "Polling": _CABLE,  # it searches for a link partner
     "Disabled": "enable it: `ibportstate -D 0 1 enable` on the node, or the port of its switch",
@@ -38,9 +38,8 @@ _ACTIONS = {
     "INIT": "start or repair the subnet manager: the link is up and has no LID yet",
     "ARMED": "start or repair the subnet manager: the configuration of the port is not finished",
 }
-
-
 _LOAD = "load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses"
+_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,28 +50,42 @@ class Ports:
     second: ibstat.Ibstat | None  # what ibstat says; None: not installed, or no port speaks InfiniBand
     trouble: str | None  # why ibstat cannot confirm
     gpus: bool = False  # a training node: its adapters are meant to have a link
+    roles: _roles.Roles = field(default_factory=_roles.Roles)
+    bus_trouble: str | None = None  # why the adapters on the PCI bus are unknown
+
+    @property
+    def listed(self) -> list[_rdma_devices.Port]:
+        """Ports of the fabric. Those that manage NVSwitches are none, and cannot stand for a rail that is missing."""
+        return [port for port in _rdma_devices.ports(self.devices) if port.device not in self.roles.bridges]
 
 
 def read(host: Host) -> Ports:
     devices = _rdma_devices.read(host)
-    port_list = _rdma_devices.ports(devices)
-    adapters = _adapters.read(host, devices)
+    roles = _roles.read(host, devices)
+    bus, bus_trouble = _adapters.Adapters(), None
+    try:
+        bus = _adapters.read(host, devices)
+    except HostError as failure:
+        bus_trouble = str(failure)
     second, trouble = None, None
+    port_list = _rdma_devices.ports(devices)
     # A RoCE node may do without the module that ibstat needs.
     if any(port.link_layer == "InfiniBand" for port in port_list):
-        second, trouble = _run_ibstat(host, port_list)
+        second, trouble = _run_ibstat(host, [port for port in port_list if port.device not in roles.bridges])
     return Ports(
         devices=devices,
-        adapters=adapters,
+        adapters=bus,
+        bus_trouble=bus_trouble,
         gpus=system_files.has_gpus(host),
         idle=frozenset(device.name for device in devices if _switched_off(host, device)),
         second=second,
         trouble=trouble,
+        roles=roles,
     )
 
 
 def judge(ports: Ports, expect: Expect) -> list[Finding]:
-    port_list = [_take_lower_rate(port, ports.second) for port in _rdma_devices.ports(ports.devices)]
+    port_list = [_take_lower_rate(port, ports.second) for port in ports.listed]
     if expect.ib_ports == 0 and (implied := implies_rdma(expect)):
         action = "state the number of ports, or leave the other expectation out"
         return [error(f"ib_ports=0 and {implied[0]} are expected: both cannot hold", action=action)]
@@ -81,7 +94,11 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
     stated = expect.ib_ports is not None or expect.ib_rate_gbps is not None or expect.ib_link_layer is not None
     stated = stated or expect.transport == "IB"
     findings = _judge_ports(ports, port_list, expect, stated=stated) if port_list else []
+    findings += _rdma_devices.judge_troubles(tuple(device for device in ports.devices if not device.efa))
     findings += _judge_adapters(ports, stated=stated)
+    if ports.bus_trouble is not None:
+        action = f"read {system_files.PCI} by hand"
+        findings.append(error(f"adapters without an RDMA device are unknown: {ports.bus_trouble}", action=action))
     if ports.trouble is not None:
         action = "run `ibstat` by hand; load ib_umad, and give the container /dev/infiniband"
         findings.append(error(f"ibstat cannot confirm the ports: {ports.trouble}", action=action))
@@ -89,6 +106,8 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
         reason = f"0 of {expect.ib_ports or 'the expected'} ports: there is no InfiniBand or RoCE device"
         action = "use a node with that fabric, or give the container its RDMA devices"
         findings.insert(0, fail(reason, action=action))
+    for name, proof in ports.roles.bridges.items():
+        findings.append(skip("it manages NVSwitches, and is no port of the fabric", proof=proof, device=name))
     if not findings:
         proof = "/sys/class/infiniband and the PCI bus show no InfiniBand or RoCE device"
         return [skip("no InfiniBand or RoCE device here and none expected", proof=proof)]
@@ -96,15 +115,29 @@ def judge(ports: Ports, expect: Expect) -> list[Finding]:
 
 
 def _judge_ports(ports: Ports, port_list: list[_rdma_devices.Port], expect: Expect, *, stated: bool) -> list[Finding]:
-    faults = {port.name: why for port in port_list if (why := _find_fault(port, ports, expect, port_list))}
+    rails = Rails(
+        devices=ports.devices,
+        ports=tuple(port_list),
+        lit=frozenset(port.name for port in port_list if _is_up(port, ports)),
+        aside=frozenset(ports.roles.routed),
+    )
+    faults = {port.name: why for port in port_list if (why := _find_fault(port, ports, expect, rails))}
     fit = len(port_list) - len(faults)
     values: dict[str, Any] = {"ports": len(port_list), "fit": fit, "up": sum(port.up for port in port_list)}
-    if expect.ib_ports is not None and fit >= expect.ib_ports:
+    findings = [_judge_port(port, faults.get(port.name), ports, rails, stated=stated) for port in port_list]
+    meant = _find_meant(rails, expect.ib_ports)
+    lacking = [name for name in faults if name in meant]
+    if expect.ib_ports is not None and fit >= expect.ib_ports and not lacking:
         # More ports than expected (storage, spares): those that do not fit are listed and are no fault.
         proof = f"{fit} of {expect.ib_ports} expected ports are up without it"
-        spare = [skip(f"{why}; not one of those expected", proof=proof, device=name) for name, why in faults.items()]
-        return [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values), *spare]
-    findings = [_judge_port(port, faults.get(port.name), ports, port_list, stated=stated) for port in port_list]
+        unread = [finding for port, finding in zip(port_list, findings, strict=True) if port.trouble is not None]
+        named = {finding.device for finding in unread}
+        spare = [
+            skip(f"{why}; not one of those expected", proof=proof, device=name)
+            for name, why in faults.items()
+            if name not in named
+        ]
+        return [ok(f"{fit} of {expect.ib_ports} expected ports are up", **values), *unread, *spare]
     if expect.ib_ports is None:
         # The numbers of the node, for the comparison of nodes: a port that is missing has no finding of its own.
         reason = f"{values['up']} of {len(port_list)} ports are up"
@@ -114,11 +147,28 @@ def _judge_ports(ports: Ports, port_list: list[_rdma_devices.Port], expect: Expe
             node = ok(reason, **values) if values["up"] else warn(reason, action="mend the ports named here", **values)
         findings.insert(0, node)
     else:
-        reason = f"{fit} of {expect.ib_ports} ports fit: {', '.join(faults) or 'the rest are not there'}"
+        kept = len(meant) - len(lacking) if lacking else fit
+        reason = f"{kept} of {expect.ib_ports} ports fit: {', '.join(lacking or faults) or 'the rest are not there'}"
         absent = expect.ib_ports - len(port_list)
+        unknown = sum(finding.verdict is Verdict.ERROR and finding.device in faults for finding in findings)
+        unknown += sum(bool(device.troubles) and not device.ports for device in ports.devices)
+        if unknown and kept + unknown >= expect.ib_ports:
+            # Whether they fit is not known; a port that was measured and does not fit leaves too few.
+            findings.insert(0, error(reason, action="see the ports that cannot be read", **values))
+            return findings
         action = f"find the {absent} ports that are not there" if absent > 0 else "mend the ports named here"
         findings.insert(0, fail(reason, action=action, **values))
     return findings
+
+
+def _find_meant(rails: Rails, expected: int | None) -> frozenset[str]:
+    """Names of the ports that are meant, where equal adapters are exactly as many as expected: a storage port that is
+    up does not stand for a rail that is down."""
+    for port in rails.ports:
+        equal = rails.equal(port)
+        if expected is not None and expected >= LEAST and len(equal) == expected and rails.board(port):
+            return frozenset(other.name for other in equal)
+    return frozenset()
 
 
 def _judge_adapters(ports: Ports, *, stated: bool) -> list[Finding]:
@@ -131,7 +181,7 @@ def _judge_adapters(ports: Ports, *, stated: bool) -> list[Finding]:
     if on_bus.plain:
         reason = f"{len(on_bus.plain)} adapters have a driver and no RDMA device, where equal ones have: "
         findings.append((fail if stated or ports.gpus else warn)(reason + _some(on_bus.plain), action=_LOAD))
-    if on_bus.alone and (stated or (ports.gpus and len(on_bus.alone) >= RAILS)):
+    if on_bus.alone and (stated or (ports.gpus and len(on_bus.alone) >= LEAST)):
         reason = f"{len(on_bus.alone)} adapters are network cards without an RDMA device: {_some(on_bus.alone)}"
         action = f"{_LOAD}; in a container, give it the RDMA devices"
         findings.append((fail if stated else warn)(reason, action=action))
@@ -145,18 +195,18 @@ def _judge_adapters(ports: Ports, *, stated: bool) -> list[Finding]:
     return findings
 
 
-def _find_fault(
-    port: _rdma_devices.Port, ports: Ports, expect: Expect, port_list: list[_rdma_devices.Port]
-) -> str | None:
+def _find_fault(port: _rdma_devices.Port, ports: Ports, expect: Expect, rails: Rails) -> str | None:
     """Fault of a port as a sentence; None if it fits."""
+    if port.trouble is not None and not port.readable:
+        return port.trouble.reason
     if expect.ib_link_layer is not None and port.link_layer != expect.ib_link_layer:
         return f"link layer {port.link_layer}, not {expect.ib_link_layer}"
-    if expect.ib_link_layer is None and (odd := _odd_layer(port, ports, port_list)):
+    if expect.ib_link_layer is None and (odd := rails.odd_layer(port)):
         return odd
-    rails, lit = _count_rails(port, ports, port_list)
-    if not port.up and ports.gpus and rails >= RAILS and not _card_up(port, ports, port_list):
+    if not port.up and ports.gpus and rails.is_rail(port):
+        count, lit = rails.count(port)
         state = f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
-        return f"{state}, where {lit} of {rails} equal adapters have a link"
+        return f"{state}, where {lit} of {count} equal adapters have a link"
     if not port.up:
         return f"{port.state or 'no state'} and {port.physical_state or 'no physical state'}"
     second = _second(port, ports.second)
@@ -167,7 +217,7 @@ def _find_fault(
     least = expect.ib_rate_gbps
     if least is not None and port.rate_gbps < least:
         return f"{port.rate_gbps:g} of {least:g} Gb/s"
-    usual = _usual_rate(port, ports.devices, port_list)[0] if least is None else None
+    usual = rails.usual_rate(port)[0] if least is None else None
     if usual is not None and port.rate_gbps < usual:
         return f"{port.rate_gbps:g} Gb/s, where other ports of this board run at {usual:g}"
     if least is None and port.link_layer == "InfiniBand" and port.lanes == 1:
@@ -175,21 +225,30 @@ def _find_fault(
     return _contradiction(port, ports)  # not fit, and judged as an error
 
 
-def _judge_port(
-    port: _rdma_devices.Port, fault: str | None, ports: Ports, port_list: list[_rdma_devices.Port], *, stated: bool
-) -> Finding:
+def _judge_port(port: _rdma_devices.Port, fault: str | None, ports: Ports, rails: Rails, *, stated: bool) -> Finding:
+    """What was measured of a port, or what could not be read of it, whichever is worse."""
     values: dict[str, Any] = {
         "state": port.state,
         "physical_state": port.physical_state,
         "rate_gbps": port.rate_gbps,
         "link_layer": port.link_layer,
     }
+    measured = _judge_measured(port, fault, ports, rails, stated=stated, values=values)
+    unread = _rdma_devices.judge_port_trouble(port, ports.devices, **values)
+    if unread is None or _WEIGHT[measured.verdict] > _WEIGHT[unread.verdict]:
+        return measured
+    return unread
+
+
+def _judge_measured(
+    port: _rdma_devices.Port, fault: str | None, ports: Ports, rails: Rails, *, stated: bool, values: dict[str, Any]
+) -> Finding:
     if not port.readable:
         action = f"read {port.folder} by hand"
         return error("its state or link layer cannot be read", action=action, device=port.name, **values)
     if port.up and port.rate_gbps is None:
         return error("up, but its rate cannot be read", action=f"read {port.folder}/rate", device=port.name, **values)
-    if fault is None and port.lanes is None and any(other.lanes is not None for other in port_list):
+    if fault is None and port.lanes is None and any(other.lanes is not None for other in rails.ports):
         reason = "up, but its width cannot be read; other ports show theirs"
         return error(reason, action=f"read {port.folder}/rate", device=port.name, **values)
     if fault is None:
@@ -198,100 +257,42 @@ def _judge_port(
     if fault == contradiction:
         action = "run `ibstat` and read /sys again; see the counters of the port, and reset it if they still differ"
         return error(fault, action=action, device=port.name, **values)
-    lit = any(_is_up(other, ports) for other in port_list)
-    rail = ports.gpus and not _card_up(port, ports, port_list) and _count_rails(port, ports, port_list)[0] >= RAILS
-    rail = rail or (ports.gpus and _odd_layer(port, ports, port_list) is not None)
+    linked = port.name in rails.lit
+    rail = ports.gpus and ((not linked and rails.is_rail(port)) or rails.odd_layer(port) is not None)
     # A training node with adapters of which none has a link is no node of a cluster.
-    dark = ports.gpus and not lit and port.link_layer == "InfiniBand"
-    off = port.device in ports.idle or (not _interfaces(port, ports) and port.physical_state == "Disabled")
-    if (
-        not (stated or rail or dark)
-        and not port.up
-        and port.link_layer == "Ethernet"
-        and off
-        and (lit or not ports.gpus)
-    ):
-        proof = "its network interface is switched off" if port.device in ports.idle else "the port is Disabled"
+    dark = ports.gpus and not rails.lit and port.link_layer == "InfiniBand"
+    proof = None if stated or rail or dark or port.up else _find_unmeant(port, ports, rails)
+    if proof is not None:
         return skip(f"{fault}: no link is intended", proof=proof, device=port.name, **values)
-    usual, certain = _usual_rate(port, ports.devices, port_list)
+    usual, certain = rails.usual_rate(port)
     slow = port.up and certain and usual is not None and (port.rate_gbps or 0) < usual
-    rail = rail or (slow and ports.gpus and _count_rails(port, ports, port_list)[0] >= RAILS)
+    rail = rail or (slow and ports.gpus and rails.count(port)[0] >= LEAST)
     action = _ACTIONS.get(port.physical_state or "") or _ACTIONS.get(port.state or "") or _CABLE
     if "link layer" in fault:
         action = "set the port's type with `mlxconfig set LINK_TYPE_P1=1` (InfiniBand) or 2 (Ethernet), then reboot"
     fault += f" ({contradiction})" if port.up and contradiction else ""
-    return (fail if stated or rail or dark else warn)(fault, action=action, device=port.name, **values)
+    if stated or rail or dark:
+        return fail(fault, action=action, device=port.name, **values)
+    return warn(fault, action=action if port.up else f"{action}; {_STATE}", device=port.name, **values)
+
+
+def _find_unmeant(port: _rdma_devices.Port, ports: Ports, rails: Rails) -> str | None:
+    """What shows that a port without a link needs none; None: nothing does."""
+    off = port.device in ports.idle or (not rails.device(port).interfaces and port.physical_state == "Disabled")
+    if port.link_layer == "Ethernet" and off and (rails.lit or not ports.gpus):
+        return "its network interface is switched off" if port.device in ports.idle else "the port is Disabled"
+    never = ports.roles.unused.get(port.name)
+    if never is None or not rails.lit:
+        return None
+    if rails.has_link(port):
+        return f"another port of its card has a link, and this one never had one: {never}"
+    distant = ports.roles.distant.get(port.device)
+    return f"{distant}, and it never had a link: {never}" if distant is not None else None
 
 
 def _is_up(port: _rdma_devices.Port, ports: Ports) -> bool:
     second = _second(port, ports.second)
     return port.up and (second is None or second.up)
-
-
-def _card(port: _rdma_devices.Port, ports: Ports) -> str:
-    """Card of a port: functions of one PCI device are one card."""
-    address = next(device.address for device in ports.devices if device.name == port.device)
-    return port.device if address is None else _adapters.card_of(address)
-
-
-def _card_up(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> bool:
-    """Whether its card has a link: then this port may be a second one without a cable."""
-    card = _card(port, ports)
-    return any(_is_up(other, ports) for other in port_list if _card(other, ports) == card)
-
-
-def _count_rails(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> tuple[int, int]:
-    """Number of cards of this board and link layer, and how many of them have a link."""
-    board = {device.name: device.board for device in ports.devices}
-    equal = [
-        other
-        for other in port_list
-        if board[other.device] == board[port.device] and other.link_layer == port.link_layer
-    ]
-    lit = {_card(other, ports) for other in equal if _is_up(other, ports)}
-    return len({_card(other, ports) for other in equal}), len(lit)
-
-
-def _odd_layer(port: _rdma_devices.Port, ports: Ports, port_list: list[_rdma_devices.Port]) -> str | None:
-    """The link layer of a port, where its board is a rail of another layer; None if it is as it should be.
-
-    Rails are 4, 8 or 16: seven adapters of InfiniBand and an equal one of Ethernet lack a rail, eight and one do not.
-    """
-    board = {device.name: device.board for device in ports.devices}
-    layers: dict[str, set[str]] = {}
-    for other in port_list:
-        if board[other.device] == board[port.device]:
-            layers.setdefault(other.link_layer, set()).add(_card(other, ports))
-    usual = max(layers, key=lambda layer: len(layers[layer]))
-    rails, cards = len(layers[usual]), len(set().union(*layers.values()))
-    if not board[port.device] or port.link_layer == usual or cards not in (RAILS, 2 * RAILS, 4 * RAILS):
-        return None
-    if 2 * rails <= cards or _card(port, ports) in layers[usual]:
-        return None
-    return f"link layer {port.link_layer}, where {rails} of {cards} equal adapters are {usual}"
-
-
-def _interfaces(port: _rdma_devices.Port, ports: Ports) -> tuple[str, ...]:
-    return next(device.interfaces for device in ports.devices if device.name == port.device)
-
-
-def _usual_rate(
-    port: _rdma_devices.Port, devices: tuple[_rdma_devices.Device, ...], port_list: list[_rdma_devices.Port]
-) -> tuple[float | None, bool]:
-    """Rate of most ports with the same board and link layer, and whether most have it: of halves, the faster one."""
-    board = {device.name: device.board for device in devices}
-    rates = Counter(
-        other.rate_gbps
-        for other in port_list
-        if other.up
-        and other.rate_gbps
-        and other.link_layer == port.link_layer
-        and board[other.device] == board[port.device]
-    )
-    most = max((rate for rate, count in rates.items() if 2 * count >= rates.total()), default=None)
-    if most is None or rates.total() < 3:
-        return None, False
-    return most, 2 * rates[most] > rates.total()
 
 
 def _second(port: _rdma_devices.Port, answer: ibstat.Ibstat | None) -> ibstat.Port | None:
@@ -343,7 +344,10 @@ def _run_ibstat(host: Host, port_list: list[_rdma_devices.Port]) -> tuple[ibstat
 
 def _switched_off(host: Host, device: _rdma_devices.Device) -> bool:
     """Whether it has interfaces here and each is administratively down, so that no link is intended."""
-    flags = [system_files.read_number(host, f"/sys/class/net/{name}/flags", base=16) for name in device.interfaces]
+    try:
+        flags = [system_files.read_number(host, f"/sys/class/net/{name}/flags", base=16) for name in device.interfaces]
+    except HostError:
+        return False  # then a port without a link is told
     return bool(flags) and not any(flag & 1 for flag in flags)  # IFF_UP
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, fail, ok, warn
+from trainmaster.core.results import Finding, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -38,6 +38,7 @@ class NcclSetup:
     ports: tuple[str, ...]  # InfiniBand and RoCE ports that are up
     efa: int  # EFA devices
     topology: bool  # whether the file of NCCL_TOPO_FILE is there
+    unread: str | None = None  # why a device of the fabric is unknown
 
     @property
     def fabric(self) -> bool:
@@ -196,6 +197,7 @@ def read(host: Host) -> NcclSetup:
         ports=tuple(port.name for port in _rdma_devices.ports(devices) if port.up),
         efa=sum(device.efa for device in devices),
         topology=topology is not None and system_files.read_optional(host, topology.value) is not None,
+        unread=next((trouble.reason for device in devices for trouble in device.every_trouble), None),
     )
 
 
@@ -211,6 +213,9 @@ def judge(setup: NcclSetup, expect: Expect) -> list[Finding]:
         findings.append(verdict(reason, action=rule.action, device=name, value=setting.value))
     if findings:
         return findings
+    if setup.settings and setup.unread is not None:
+        reason = f"what {', '.join(setup.settings)} does here is unknown: {setup.unread}"
+        return [error(reason, action="see ib_ports and efa")]
     summary = ", ".join(f"{name}={setting.value}" for name, setting in setup.settings.items())
     return [ok(f"nothing harmful in {summary}" if summary else "no variable is set that could slow NCCL down")]
 

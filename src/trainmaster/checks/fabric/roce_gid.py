@@ -6,11 +6,11 @@ The GID table has 256 entries, of which the first few are in use; the first sixt
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.checks import system_files
-from trainmaster.checks.fabric import _rdma_devices
+from trainmaster.checks.fabric import _rdma_devices, _trouble
 from trainmaster.core.errors import FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
@@ -40,20 +40,26 @@ class Gid:
 class Gids:
     table: dict[str, tuple[Gid, ...]]  # port → what is in use
     index: str | None  # NCCL_IB_GID_INDEX
-    unread: tuple[str, ...] = ()  # ports whose state or link layer cannot be read
+    refused: dict[str, _trouble.Trouble] = field(default_factory=dict)  # ports whose table cannot be read
+    devices: tuple[_rdma_devices.Device, ...] = ()
 
 
 def read(host: Host) -> Gids:
-    every = _rdma_devices.ports(_rdma_devices.read(host))
-    ports = [port for port in every if port.link_layer == "Ethernet" and port.up]
-    unread = tuple(port.name for port in every if not port.readable)
-    table = {port.name: _table(host, port) for port in ports}
-    return Gids(table=table, index=host.env(INDEX_VARIABLE), unread=unread)
+    devices = tuple(device for device in _rdma_devices.read(host) if not device.efa)
+    table: dict[str, tuple[Gid, ...]] = {}
+    refused: dict[str, _trouble.Trouble] = {}
+    for port in _rdma_devices.ports(devices):
+        if port.link_layer != "Ethernet" or not port.up:
+            continue
+        try:
+            table[port.name] = _table(host, port)
+        except HostError as failure:
+            refused[port.name] = _trouble.of(f"{port.folder}/gids", failure)
+    return Gids(table=table, index=host.env(INDEX_VARIABLE), refused=refused, devices=devices)
 
 
 def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the need of a port does not depend on the profile)
-    action = "read its files in /sys/class/infiniband by hand"
-    unread = [error("its state cannot be read", action=action, device=name) for name in gids.unread]
+    unread = _judge_unread(gids)
     if not gids.table and unread:
         return unread
     if not gids.table:
@@ -61,6 +67,22 @@ def judge(gids: Gids, expect: Expect) -> list[Finding]:  # noqa: ARG001 (the nee
             skip("no RoCE port is up here", proof="/sys/class/infiniband has no active port of link layer Ethernet")
         ]
     return [*(_judge_port(name, table, gids.index) for name, table in gids.table.items()), *unread]
+
+
+def _judge_unread(gids: Gids) -> list[Finding]:
+    """Findings about ports that may be RoCE ports, and whose state or table cannot be read."""
+    found = []
+    for port in _rdma_devices.ports(gids.devices):
+        trouble = _rdma_devices.judge_port_trouble(port, gids.devices)
+        if port.name in gids.refused:
+            found.append(_trouble.judge(gids.refused[port.name], device=port.name, answering=len(gids.table)))
+        elif trouble is not None and port.link_layer not in ("InfiniBand", "Unspecified"):
+            found.append(trouble)
+        elif trouble is None and not port.readable:
+            action = "read its files in /sys/class/infiniband by hand"
+            found.append(error("its state cannot be read", action=action, device=port.name))
+    shut = {device.name for device in gids.devices if not device.ports}
+    return found + [finding for finding in _rdma_devices.judge_troubles(gids.devices) if finding.device in shut]
 
 
 def _judge_port(name: str, table: tuple[Gid, ...], index: str | None) -> Finding:

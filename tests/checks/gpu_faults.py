@@ -210,6 +210,8 @@ FAULTS = [
           verdict="fail"),
     Fault(name="PCIe generation 4, 5 stated", put=edit(pci__pci_gpu_link_info__pcie_gen__max_link_gen="4"),
           check="gpu_pcie", verdict="fail", expect={"pcie_gen": 5}),
+    Fault(name="PCIe generation 1 of one idle module", check="gpu_pcie", verdict="warn",
+          put=edit(pci__pci_gpu_link_info__pcie_gen__current_link_gen="1")),
     Fault(name="PCIe generation 1 while busy", check="gpu_pcie", verdict="warn",
           put=edit(pci__pci_gpu_link_info__pcie_gen__current_link_gen="1", utilization__gpu_util="95 %")),
     Fault(name="NVLink down", put=link("-s", "Link 7: 26.562 GB/s", "Link 7: <inactive>"), check="gpu_nvlink",

@@ -138,6 +138,7 @@ MAY_BE_GONE = (
     "health",
     "secded",
     "parity",
+    "c2c",  # drivers before 550 do not report it
 )
 MUST_BE_THERE = [
     (name, leaf)

@@ -1,4 +1,8 @@
-"""Each GPU has all its PCIe lanes at full speed. Half of them halve every copy to and from the host."""
+"""Each GPU has all its PCIe lanes at full speed, or NVLink-C2C. Half the lanes halve every copy to and from the host.
+
+C2C joins a GPU to the Grace CPU of its superchip; `c2c_mode` of nvidia-smi says whether it is on (NVML,
+nvmlDeviceGetC2cModeInfoV). Boards without it report Disabled or N/A.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import contextlib
 from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -22,7 +26,10 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 LINK = "pci/pci_gpu_link_info"
 WIDTH = f"{LINK}/link_widths/current_link_width"
 MAX_GEN = f"{LINK}/pcie_gen/max_link_gen"
+GEN = f"{LINK}/pcie_gen/current_link_gen"
+C2C = "c2c_mode"
 UTIL = "utilization/gpu_util"
+LEAST_PEERS = 3  # ours: so many equal idle GPUs that agree show what this one should have
 BUSY_PERCENT = 50.0
 REPLAYS, ROLLOVERS = "pci/replay_counter", "pci/replay_rollover_counter"
 REPLAYS_WARN = 1000  # ours: link training makes a few, a bad contact thousands
@@ -43,9 +50,50 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
             newest[gpu.name] = max(newest.get(gpu.name, 0), gpu.number("", MAX_GEN))
 
     def judge_one(gpu: nvidia.Gpu, device: str) -> Finding:
-        return _judge_one(gpu, device, expect, widest=peers.get(gpu.name, 0), newest=newest.get(gpu.name, 0))
+        off = _judge_c2c(gpu, device, gpus)
+        if off is not None and off.verdict is Verdict.FAIL:
+            return off
+        widest = peers.get(gpu.name, 0)
+        found = _judge_one(gpu, device, expect, widest=widest, newest=newest.get(gpu.name, 0))
+        slow = _judge_idle(gpu, device, gpus) if found.verdict is Verdict.PASS else None
+        return slow or (off if off is not None and found.verdict in (Verdict.PASS, Verdict.SKIP) else found)
 
     return nvidia.judge_each(gpus, expect, judge_one)
+
+
+def _judge_c2c(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding | None:
+    """Fault of the link to the Grace CPU; None: it is on, or the GPU has none."""
+    word = gpu.text(C2C)
+    if not gpu.reports(C2C) or word == "Enabled":
+        return None  # a driver that does not report it; gpu_peers finds one GPU that does not
+    if word != "Disabled":
+        reason = f"the driver reports {word[:20]!r} for its NVLink-C2C"
+        return error(reason, action="run `nvidia-smi c2c -s`; update the driver", device=device)
+    model = profiles.of_gpu(gpu.name)
+    on = sum(other.text(C2C) == "Enabled" for other in nvidia.same_model(gpus, gpu))
+    if not on and not (model is not None and model.c2c):
+        return None
+    reason = "its NVLink-C2C to the CPU is off" + (f", and on at {on} equal GPUs of this node" if on else "")
+    action = "see the kernel log for C2C errors (Xid 121); power-cycle the node, and replace the board if it stays"
+    return fail(reason, action=action, device=device, c2c=word)
+
+
+def _judge_idle(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding | None:
+    """Warning about a module that runs at a lower PCIe generation than its idle peers; None: it does not.
+
+    A PCIe board lowers its generation when it is idle, each at its own time; the modules of a baseboard keep theirs.
+    The generation is of a moment, so this only warns: pcie_copy of level 2 measures what it costs.
+    """
+    model = profiles.of_gpu(gpu.name)
+    if model is None or not (model.fabric or model.nvlinks) or not gpu.reports(GEN):
+        return None
+    gens = [int(other.number("", GEN)) for other in nvidia.same_model(gpus, gpu) if other.reports(GEN)]
+    gen = int(gpu.number("", GEN))
+    if len(gens) < LEAST_PEERS or gen >= min(gens):
+        return None
+    reason = f"PCIe generation {gen}, where its {len(gens)} equal GPUs run at {min(gens)} or more"
+    action = "test its copies (--level 2); reseat the GPU or its riser and power-cycle the node if they are slow"
+    return warn(reason, action=action, device=device, gen=gen)
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, newest: float) -> Finding:

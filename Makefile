@@ -12,7 +12,7 @@ export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
 	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
-	ssh-64 soak-ssh contract-k8s testbed-k8s
+	ssh-64 soak-ssh contract-k8s contract-containers testbed-k8s
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -91,6 +91,9 @@ ssh-64: $(VENV)/.dev system-packages ## 64 jobs at once on 64 SSH hosts of this 
 
 contract-k8s: $(VENV)/.dev system-packages testbed-k8s ## the target contract in pods of two real kubelets; needs root
 	TRAINMASTER_CONTRACT_PODS=1 $(BIN)/pytest tests/targets/test_target_contract.py -k kubernetes
+
+contract-containers: $(VENV)/.dev system-packages ## every check in real containers with five kinds of rights and ten sick recordings; needs root
+	TRAINMASTER_CONTAINERS_WHOLE=1 $(BIN)/pytest tests/checks/gpu/test_gpu_containers.py
 
 testbed-k8s: ## build the Kubernetes programs that the tests use, once: minutes, and 350 MB in ~/.cache/trainmaster
 	@sh tools/build-kubernetes.sh

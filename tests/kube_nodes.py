@@ -80,7 +80,7 @@ class Cluster:
         shared = self.kube.folder / "shared"
         shared.mkdir(exist_ok=True)
         shared.chmod(0o777)
-        path = os.pathsep.join(one for one in _packages())
+        path = os.pathsep.join(one for one in packages())
         return {
             "kubeconfig": str(self.kube.kubeconfig()), "namespace": namespace, "image": IMAGE, "gpus": 0, "shm": "64Mi",
             "python": os.path.realpath(sys.executable), "env": {"PYTHONPATH": path}, "lost_after_s": 3,
@@ -90,11 +90,11 @@ class Cluster:
 
 def python_folders() -> list[str]:
     """What a container must see of this machine to run its Python."""
-    folders = ["/usr", *dict.fromkeys([sys.base_prefix, *_packages()])]
+    folders = ["/usr", *dict.fromkeys([sys.base_prefix, *packages()])]
     return [one for one in folders if one == "/usr" or not one.startswith("/usr/")]
 
 
-def _packages() -> list[str]:
+def packages() -> list[str]:
     found = [
         one for one in [*site.getsitepackages(), *sys.path] if one.endswith("site-packages") and Path(one).is_dir()
     ]
@@ -272,7 +272,7 @@ def write_images(folder: Path) -> Path:
     digest = hashlib.sha256(data).hexdigest()
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine)
     manifest, files = [], {"layer.tar": data}
-    python = [f"PATH={sys.base_prefix}/bin:/usr/sbin:/usr/bin", f"PYTHONPATH={os.pathsep.join(_packages())}"]
+    python = [f"PATH={sys.base_prefix}/bin:/usr/sbin:/usr/bin", f"PYTHONPATH={os.pathsep.join(packages())}"]
     pip = ["PIP_NO_INDEX=1", "PIP_NO_BUILD_ISOLATION=0", "PIP_DISABLE_PIP_VERSION_CHECK=1"]
     images: dict[str, dict[str, list[str]]] = {
         IMAGE: {"Entrypoint": ["/bin/sh"]},

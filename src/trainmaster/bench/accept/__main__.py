@@ -18,7 +18,8 @@ from trainmaster.bench.accept.identity import find_info
 from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
 from trainmaster.bench.accept.options import Options, option, read, table
-from trainmaster.bench.accept.results import save
+from trainmaster.bench.accept.results import refuse_folder, save
+from trainmaster.bench.accept.summary import is_unjudged, summarise
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, TrainmasterError
 from trainmaster.core.results import Overall, exit_code
@@ -26,15 +27,22 @@ from trainmaster.node.owner import die_with_variable
 
 
 def main() -> int:
-    options, out, folder = _options()
-    if folder is not None:
-        return _rank_of(folder)
+    options, given = _options()
+    if given.rank_of is not None:
+        return _rank_of(given.rank_of)
+    out: Path = given.out
+    if str(out) != "-":
+        refuse_folder(out)
     results = run(options, env=os.environ, show=lambda text: _print(sys.stderr, text))
     if results is None:
         return 0
     if str(out) != "-":
         save(results, out)
     _print(sys.stdout, json.dumps(results))
+    sys.stdout.flush()
+    _print(sys.stderr, summarise(results))
+    if given.allow_unjudged and is_unjudged(results):
+        return 0
     return int(results["exit_code"])
 
 
@@ -61,7 +69,7 @@ def _print(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def _options() -> tuple[Options, Path, Path | None]:
+def _options() -> tuple[Options, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.accept", description=__doc__)
     for row in table():
         default = os.environ.get(row.texts.get("envvar", "")) or row.default
@@ -69,9 +77,14 @@ def _options() -> tuple[Options, Path, Path | None]:
             option(row.field), type=row.kind, default=default, metavar=row.texts.get("metavar"), help=row.texts["help"]
         )
     parser.add_argument("--out", type=Path, default=Path("results.json"))
+    parser.add_argument(
+        "--allow-unjudged",
+        action="store_true",
+        help="end with 0 where everything ran and only a baseline is missing; results.json still says INCOMPLETE",
+    )
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    return read(vars(given), os.environ), given.out, given.rank_of
+    return read(vars(given), os.environ), given
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from trainmaster.bench.accept import baselines
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, total_s, total_samples
 from trainmaster.core.gpus import of_gpu
-from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip, warn
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip, warn
 
 CHECKS = (
     "accept_ranks", "accept_parameters", "accept_gradients", "accept_loss", "accept_stragglers", "accept_throughput",
@@ -179,12 +179,34 @@ def _throughput(options: Options, records: Sequence[RankRecord], flops: int) -> 
     if golden is not None:
         return against_golden(golden, measured, values)
     beside = "".join(f"; beside it: {baseline.samples_per_s:,.0f} ({baseline.source})" for baseline in known)
+    if (scaled := baselines.scale(options, records)) is not None:
+        nodes = len({record.node for record in records})
+        return _against_scaled(measured, scaled, values, beside, nodes=nodes)
     device = baselines.device_of(records)
     where = f"{options.model}, batch {options.batch_size}, {records[0].precision}, {len(records)}× {device}"
     of_limit = f", {measured / limit:.1%} of the datasheet's peak" if limit is not None else ""
     reason = f"{measured:,.0f} samples/s{of_limit}; no baseline for {where}{beside}"
     action = "state a floor with --min-throughput, or keep a run that you trust with `trainmaster baseline record`"
-    return error(reason, action=action, **values)
+    return error(reason, action=action, **values, judged=False)
+
+
+def ran_unjudged(checks: Sequence[CheckResult]) -> bool:
+    """Whether the run came to its end and found nothing wrong, and only a baseline to judge its speed by is missing."""
+    findings = [finding for check in checks for finding in check.findings]
+    missing = [finding for finding in findings if finding.values.get("judged") is False]
+    bad = [finding for finding in findings if finding.verdict in (Verdict.FAIL, Verdict.ERROR)]
+    return bool(missing) and bad == missing and {check.check for check in checks if check.findings} >= set(CHECKS)
+
+
+def _against_scaled(
+    measured: float, scaled: baselines.Baseline, values: Mapping[str, Any], beside: str, *, nodes: int
+) -> Finding:
+    """Against the figure of another GPU: a wide limit. Between nodes the network counts too, so there it only warns."""
+    floor = scaled.samples_per_s * baselines.SCALED_FAIL_BELOW if nodes == 1 else 0.0
+    warning = scaled.samples_per_s * baselines.SCALED_WARN_BELOW
+    more = {**values, "baseline_samples_per_s": scaled.samples_per_s, "source": scaled.source}
+    name = f"{warning:,.0f}, half of {scaled.samples_per_s:,.0f} ({scaled.source}){beside}"
+    return _against(measured, floor, warning, name, more)
 
 
 def _regression(options: Options, records: Sequence[RankRecord]) -> list[Finding]:

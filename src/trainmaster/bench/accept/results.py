@@ -17,6 +17,7 @@ from trainmaster.bench.accept.advice import recommend
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, percentile, repeat_rates, total_s, total_samples
 from trainmaster.core import schema
+from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
 from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code
 
@@ -108,6 +109,8 @@ def _baseline(options: Options, records: Sequence[RankRecord]) -> dict[str, Any]
     golden, known = baselines.find_golden(options, records), baselines.find(options, records)
     if golden is not None and not (known and known[0].judges):
         return {"samples_per_s": golden.samples_per_s, "source": golden.source, "judges": True}
+    if not (known and known[0].judges) and (scaled := baselines.scale(options, records)) is not None:
+        return {"samples_per_s": scaled.samples_per_s, "source": scaled.source, "judges": True}
     if not known:
         return None
     return {"samples_per_s": known[0].samples_per_s, "source": known[0].source, "judges": known[0].judges}
@@ -152,6 +155,17 @@ def percentiles(seconds: Sequence[float]) -> Mapping[str, float]:
 def finite(value: float) -> float | None:
     """A number that JSON has; None for NaN and infinity."""
     return value if math.isfinite(value) else None
+
+
+def refuse_folder(path: Path) -> None:
+    """UsageError where the document cannot be written there; before the run, whose work would be lost."""
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a folder: name a file in it, as {path / 'results.json'}")
+    for parent in path.absolute().parents:
+        if parent.exists():
+            if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+                raise UsageError(f"--out {path}: {parent} is no folder that this user may write to")
+            return
 
 
 def save(document: Mapping[str, Any], path: Path) -> None:

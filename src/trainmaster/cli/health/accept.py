@@ -73,7 +73,7 @@ def accept(
 
 
 def _accept(given: dict[str, Any]) -> None:
-    from trainmaster.bench.accept.results import save
+    from trainmaster.bench.accept.results import refuse_folder, save
 
     options, out, is_suite = _read(given), given["out"], given["suite"] is not None
     given["on"] = elsewhere(given["on"])
@@ -85,6 +85,8 @@ def _accept(given: dict[str, Any]) -> None:
     if given["dry_run"] is not None:
         _console.out.out(render_file(given["dry_run"], options, image=given["image"]), end="")
         return
+    if not is_suite:
+        refuse_folder(out)
     document = _run_suite(given, options) if is_suite else _run(given, options)
     if document is None:
         return
@@ -111,7 +113,7 @@ def render_file(name: str, options: Options, *, image: str) -> str:
     about, job = manifest
     # Every part is written out where it is used: people edit these files by hand.
     dumper = type("Plain", (yaml.SafeDumper,), {"ignore_aliases": lambda *_: True})
-    head = f"# {about}\n# Made by: trainmaster accept --dry-run {name}\n"
+    head = f"# {about.replace(chr(10), chr(10) + '# ')}\n# Made by: trainmaster accept --dry-run {name}\n"
     return head + yaml.dump(job, Dumper=dumper, sort_keys=False, width=120)
 
 

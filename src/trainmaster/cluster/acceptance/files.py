@@ -21,6 +21,9 @@ APP = "gpu-acceptance-test"
 IMAGE = "gpu_cluster_testing:latest"
 ENTRYPOINT = "/workspace/scripts/entrypoint.sh"
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,500}")  # it is written into shell scripts
+_RETRIES = 2  # a test that fails every time must end, or its clean-up never comes
+# The name in the examples of NVIDIA's Network Operator (rdmaSharedDevicePlugin); a cluster may have another.
+_RDMA = "rdma/rdma_shared_device_a"
 _STANDARD = Options(batch_size=64)
 _INFINIBAND = {"NCCL_IB_DISABLE": "0", "NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "INFO"}
 
@@ -58,7 +61,8 @@ MANIFESTS: Mapping[str, Manifest] = {
         ),
     ),
     "kubernetes-multi-gpu-nebius-optimized.yaml": Manifest(
-        about="8 GPUs per worker with InfiniBand: shared memory, IPC_LOCK, and a check of the limits before the run.",
+        about="8 GPUs per worker with InfiniBand: RDMA device, shared memory, IPC_LOCK, a check of the limits first.\n"
+        f"{_RDMA} is the name in NVIDIA's Network Operator; put your device plugin's name in its place.",
         gpus=8, workers=1, env=_INFINIBAND, shared_memory_gb=64, check_limits=True, spread=True,
     ),
     "kubernetes-pytorch-multi-node.yaml": Manifest(
@@ -107,9 +111,9 @@ def merge(example: Options, given: Options) -> Options:
 
 def _job(chosen: Manifest, image: str) -> dict[str, Any]:
     replica = {"restartPolicy": "OnFailure", "template": _template(chosen, image)}
-    policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": chosen.keep_s} if chosen.keep_s is not None else {
-        "cleanPodPolicy": "None",
-    }  # fmt: skip
+    policy: dict[str, Any] = {"backoffLimit": _RETRIES, "cleanPodPolicy": "None"}
+    if chosen.keep_s is not None:
+        policy |= {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": chosen.keep_s}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
@@ -125,7 +129,9 @@ def _job(chosen: Manifest, image: str) -> dict[str, Any]:
 
 
 def _template(chosen: Manifest, image: str) -> dict[str, Any]:
-    resources = {"nvidia.com/gpu": chosen.gpus}
+    # NCCL_IB_HCA names adapters that a pod may only open where it asks for them.
+    rdma = {_RDMA: 1} if "NCCL_IB_HCA" in chosen.env else {}
+    resources = {"nvidia.com/gpu": chosen.gpus, **rdma}
     container: dict[str, Any] = {
         "name": "pytorch",
         "image": image,

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,8 +102,12 @@ def packages() -> list[str]:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[Cluster]:
-    """Run the cluster; skips where that is not possible."""
+def cluster(given: Sequence[tuple[str, str]] = (), devices: Sequence[tuple[str, int, int]] = ()) -> Iterator[Cluster]:
+    """Run the cluster; skips where that is not possible.
+
+    `given`: folders of this machine, with their places, that every container gets, and `devices`: character devices, as
+    the container runtime of a GPU vendor adds them. No manifest names them.
+    """
     if os.geteuid() != 0:
         pytest.skip("kubelets need root")
     if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
@@ -117,7 +121,8 @@ def cluster() -> Iterator[Cluster]:
         with serve(folder, address=server, inside=("nsenter", f"--net=/run/netns/{netns}"),
                    more=("--kubelet-preferred-address-types=InternalIP",)) as kube:  # fmt: skip
             made = Cluster(kube=kube, netns=netns)
-            _start(made)
+            spec = _write_spec(folder, given, devices) if given or devices else None
+            _start(made, spec)
             stop = threading.Event()
             operator = threading.Thread(target=_operate, args=(kube, stop), daemon=True)
             operator.start()
@@ -167,7 +172,24 @@ def _take_subnet(netns: str) -> str:
     return f"{subnet}.2"
 
 
-def _start(made: Cluster) -> None:
+def _write_spec(folder: Path, given: Sequence[tuple[str, str]], devices: Sequence[tuple[str, int, int]]) -> Path:
+    """containerd's own base of every container, with the folders and devices added."""
+    spec = json.loads(subprocess.run(["ctr", "oci", "spec"], check=True, capture_output=True).stdout)
+    spec["mounts"] += [
+        {"destination": place, "type": "bind", "source": source, "options": ["rbind", "ro"]} for source, place in given
+    ]
+    linux = spec["linux"]
+    for path, major, minor in devices:
+        device = {"path": path, "type": "c", "major": major, "minor": minor, "fileMode": 0o666, "uid": 0, "gid": 0}
+        linux.setdefault("devices", []).append(device)
+        rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rw"}
+        linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
+    path = folder / "base-spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def _start(made: Cluster, spec: Path | None) -> None:
     kube, folder = made.kube, made.kube.folder
     config = kube.kubeconfig()
     kube.start(
@@ -182,7 +204,7 @@ def _start(made: Cluster) -> None:
     )  # fmt: skip
     archive = write_images(folder)
     for number in range(len(_NODES)):
-        _write_node(folder, number)
+        _write_node(folder, number, spec)
         made.start_runtime(number)
         _import_images(folder, number, archive)
         made.start_kubelet(number)
@@ -215,7 +237,7 @@ def _wait_ready(kube: Kube, name: str) -> None:
         time.sleep(0.3)
 
 
-def _write_node(folder: Path, number: int) -> None:
+def _write_node(folder: Path, number: int, spec: Path | None) -> None:
     state = folder / f"ctd-{number}"
     state.mkdir()
     net = state / "net.d"
@@ -234,6 +256,7 @@ def _write_node(folder: Path, number: int) -> None:
         f'[{plugin}.cni]\n  bin_dir = "/usr/lib/cni"\n  conf_dir = "{net}"\n'
         f'[{plugin}.containerd]\n  default_runtime_name = "runc"\n  snapshotter = "overlayfs"\n'
         f'[{plugin}.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
+        + (f'  base_runtime_spec = "{spec}"\n' if spec is not None else "")
     )
     settings = {
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",

@@ -10,7 +10,8 @@ from typing import Any
 
 from trainmaster.core.events import Event, render, split
 from trainmaster.core.plan import EVENTS_FILE, ExitRecord
-from trainmaster.core.spec import JobSpec, parse_spec
+from trainmaster.core.schema import build
+from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import attempts, jobs
 from trainmaster.store.database import Database
@@ -35,7 +36,7 @@ CHECKS: tuple[dict[str, Any], ...] = (
 
 
 def spec(**changes: Any) -> JobSpec:
-    return parse_spec({"name": "llama-trial", "project": "research", "train": {"steps": STEPS}, **changes})
+    return build(JobSpec, {"name": "llama-trial", "project": "research", "train": {"steps": STEPS}, **changes})
 
 
 def preflight(rows: Iterable[dict[str, Any]] = CHECKS, *, silent: tuple[str, ...] = ()) -> Iterator[Event]:

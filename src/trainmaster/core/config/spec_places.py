@@ -51,9 +51,9 @@ _NODE = frozenset(
 ) | {f"{part}.{name}" for part in ("train.data", "train.data.parts") for name in _DATA}
 _NOTHING = frozenset(
     "name slurm.array preflight.profile preflight.expect.gpu_model preflight.expect.driver preflight.expect.vbios "
-    "preflight.expect.xids preflight.expect.governor preflight.skip train.model.preset train.model.family "
-    "train.data.source train.data.text_field train.data.parts.source train.data.parts.text_field train.data.end_token "
-    "inputs.sha256 limits.retry zone".split()
+    "preflight.expect.xids preflight.expect.governor preflight.skip preflight.require allow "
+    "train.model.preset train.model.family train.data.source train.data.text_field train.data.parts.source "
+    "train.data.parts.text_field train.data.end_token inputs.sha256 limits.retry zone".split()
 )
 BOUNDS: Mapping[str, str] = {**_SERVER, **_UPLOADED}
 PLACES: Mapping[str, Place] = {

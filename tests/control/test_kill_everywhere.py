@@ -40,20 +40,13 @@ def test_a_run_comes_by_every_commit_and_every_effect(undisturbed: Told) -> None
     }  # fmt: skip
 
 
-@pytest.mark.timeout(600)
-def test_killed_everywhere_once_the_job_is_told_as_if_undisturbed(
-    warm: Warm, tmp_path: Path, undisturbed: Told
-) -> None:
-    told = Case(warm, tmp_path, str(tmp_path / "trainmaster.db")).killed_everywhere()
-    assert told.ledger == undisturbed.ledger
-    assert told.deaths == len(told.places) >= 60
-
-
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.timeout(600)  # half a minute on a quiet machine; 84 deaths and new lives
-def test_two_control_planes_at_once_killed_everywhere_tell_the_same(
-    request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told
+@pytest.mark.parametrize(("kind", "planes"), [("sqlite", 1), ("postgresql", 2)])
+def test_control_planes_killed_everywhere_tell_the_same_as_undisturbed(
+    request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told, kind: str, planes: int
 ) -> None:
-    told = Case(warm, tmp_path, fresh(request, "postgresql", tmp_path), planes=2).killed_everywhere()
+    told = Case(warm, tmp_path, fresh(request, kind, tmp_path), planes=planes).killed_everywhere()
     assert told.ledger == undisturbed.ledger
     assert told.deaths == len(told.places) >= 60
 

@@ -32,8 +32,8 @@ pytestmark = pytest.mark.spawns
 ROOT = Path(__file__).parents[3]
 FRAMEWORK = ROOT / "compat" / "fsdp-hyperpod"
 JOB = manifest.JOB_NAME
-# The virtual environment of this test, taken as it is: make installs nothing.
-TOOLS = (f"BIN={Path(sys.executable).parent}", "--assume-old=.venv/.run")
+# The virtual environment of this test, as it is: make installs nothing. Relative: make takes no path with a space.
+TOOLS = (f"BIN={os.path.relpath(Path(sys.executable).parent, ROOT)}", "--assume-old=.venv/.run")
 SettingsFile = Callable[..., Path]
 
 

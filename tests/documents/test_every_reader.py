@@ -95,7 +95,7 @@ READERS = {
     "cluster, a manifest": by_verb("cluster", "lint", "{path}"),
     "the trainer": by_trainer,
     "notify.yaml": by_call(read_channels),
-    "hosts file": by_call(lambda path: targets.load(f"ssh:{path}")._hosts()),  # type: ignore[attr-defined]
+    "hosts file": by_call(lambda path: targets.load(f"ssh:{path}").hosts()),  # type: ignore[attr-defined]
     "pool file": by_call(Pool),
     "Slurm": by_call(read_settings),
     "SageMaker": by_call(load_sagemaker),

@@ -51,8 +51,8 @@ def list_targets(conn: Connection) -> list[KnownTarget]:
 
 def remove_target(conn: Connection, name: str) -> bool:
     """Forget a target and who may use it; False where there is none."""
-    conn.execute(delete(t.target_grants).where(_GRANTS.target == name))
-    return conn.execute(delete(t.known_targets).where(_TARGETS.name == name)).rowcount == 1
+    grants = conn.execute(delete(t.target_grants).where(_GRANTS.target == name)).rowcount
+    return conn.execute(delete(t.known_targets).where(_TARGETS.name == name)).rowcount + grants > 0
 
 
 def count_open_jobs(conn: Connection, target: str) -> int:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import pwd
 import re
@@ -41,6 +42,7 @@ from trainmaster.core.plan import (
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import TargetState
 from trainmaster.remote import job_user, owned
+from trainmaster.remote.confine import confine, find_fault
 
 _STREAMS = frozenset({PLAN_FILE, EVENTS_FILE, AGENT_LOG, EXIT_FILE})
 _RANK_LOG = re.compile(r"rank-[0-9]{1,6}\.log")
@@ -49,6 +51,7 @@ _PLAN_BYTES = 16 << 20
 _AGENT = (sys.executable, "-m", "trainmaster.agent")
 # Shortages that may pass; every other error is permanent.
 _SHORT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO})
+logger = logging.getLogger(__name__)
 
 
 def submission(plan: Plan) -> Submission:
@@ -87,7 +90,7 @@ class AttemptHost:
                     await asyncio.to_thread(_write, Path(path), text)
                 job_user.give(folder, user)
                 for command in submission.commands:
-                    fault = await (_launch(command, submission, fd) if user is None else _detach(command, fd, user))
+                    fault = await (_launch(command, submission, fd) if user is None else _start_as(command, fd, user))
                     # A refusal is fine if another submit's agent has begun: one agent runs, as requested.
                     if fault is not None and not _begun(folder):
                         raise TargetError(f"local: the agent did not start: {fault}")
@@ -323,10 +326,47 @@ async def _launch(command: Sequence[str], submission: Submission, keep_fd: int) 
     return answer.decode(errors="replace") or f"it ended before it began; see {AGENT_LOG} in {plan.parent}"
 
 
-async def _detach(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd) -> str | None:
-    """Start the agent as another user, whose file its log has to be."""
-    code, stderr = await _call(*command, keep_fd=keep_fd, user=user)
-    return stderr if code != 0 else None
+async def _start_as(command: Sequence[str], keep_fd: int, user: pwd.struct_passwd) -> str | None:
+    """Start the agent as another user, confined; None once it has begun, else why it has not."""
+    plan = Path(command[-1])
+    ours, theirs = os.pipe()
+    with open(ours, "rb", buffering=0) as answers:  # noqa: ASYNC230, PTH123 (a pipe has no path; read in a thread)
+        try:
+            words = [*_AGENT, "--ready-fd", str(theirs), str(plan)]
+            confined = await asyncio.to_thread(confine, words, user, tmp=plan.with_name(job_user.TMP_FOLDER))
+            if confined is None:
+                logger.warning("%s runs as %s without a namespace: %s", plan.parent, user.pw_name, find_fault())
+                code, stderr = await _call(*command, keep_fd=keep_fd, user=user)
+                return stderr if code != 0 else None
+            with _open_log(plan.with_name(AGENT_LOG), user) as log:
+                process = await asyncio.create_subprocess_exec(
+                    "sh", "-c", '"$@" &', "sh", *confined, env=_environment_of(user), stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log, stderr=log, pass_fds=(theirs, keep_fd), start_new_session=True,
+                )  # fmt: skip
+            await process.wait()
+        finally:
+            os.close(theirs)
+        # One read, not to the end: the agent writes once, and what wraps it keeps the pipe open.
+        answer = await asyncio.to_thread(answers.read, 1 << 16) or b""
+    if answer == AGENT_BEGUN:
+        return None
+    return answer.decode(errors="replace") or f"it ended before it began; see {AGENT_LOG} in {plan.parent}"
+
+
+@contextlib.contextmanager
+def _open_log(path: Path, user: pwd.struct_passwd) -> Iterator[int]:
+    """The log of an agent of another user: its own file, opened through no link, since it owns the folder."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchown(fd, user.pw_uid, user.pw_gid)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _environment_of(user: pwd.struct_passwd) -> dict[str, str]:
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    return {**job_user.job_environment(os.environ), **own}
 
 
 def _environment() -> dict[str, str]:
@@ -339,10 +379,9 @@ async def _call(
     *command: str, keep_fd: int | None = None, user: pwd.struct_passwd | None = None, text: str | None = None
 ) -> tuple[int, str]:
     """Run an agent command to its end, with `text` as its input; its exit code and output."""
-    environment = _environment()
+    environment = _environment() if user is None else _environment_of(user)
     other: dict[str, Any] = {}
     if user is not None:
-        environment |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
         other = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -25,6 +25,7 @@ from trainmaster.core.spec import JobSpec
 
 PASSED = "TRAINMASTER_JOB_ENV"
 USER = "TRAINMASTER_JOB_USER"
+TMP_FOLDER = "tmp"  # in the attempt's folder: its own /tmp, where the machine allows that (confine.py)
 _NAMES = frozenset(
     "PATH LANG LANGUAGE TZ TERM TMPDIR USER LOGNAME SHELL HOME HOSTNAME VIRTUAL_ENV CONDA_PREFIX CONDA_DEFAULT_ENV "
     "COLUMNS NO_COLOR SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE HF_HOME HF_HUB_CACHE HF_DATASETS_CACHE "
@@ -144,6 +145,8 @@ def give(folder: Path, user: pwd.struct_passwd | None) -> None:
     os.chown(checkpoints, user.pw_uid, user.pw_gid, follow_symlinks=False)
     with contextlib.ExitStack() as opened:
         place = _open_folder(opened, folder)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(TMP_FOLDER, 0o700, dir_fd=place)
         for name in [entry.name for entry in os.scandir(place)]:
             os.chown(name, user.pw_uid, user.pw_gid, dir_fd=place, follow_symlinks=False)
         os.fchown(place, user.pw_uid, user.pw_gid)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from nccl_tables import SAMPLES, averaged, healthy, text
 
 from trainmaster.bench import nccl_tests
 from trainmaster.core.results import CheckResult, Overall, Verdict, judge_overall
-
-SAMPLES = Path(__file__).parents[1] / "node" / "parse" / "samples"
-
-
-def text(name: str) -> str:
-    return (SAMPLES / f"nccl-tests-{name}").read_text()
-
-
-def healthy() -> str:
-    """8×H100 on one node, healthy."""
-    return "\n".join(line[3:] for line in text("two-single-nodes.txt").splitlines() if line.startswith("0: "))
 
 
 def unnamed(table: str) -> str:
@@ -45,7 +34,7 @@ def with_factor(table: str, factor: float, *, redop: str = "sum") -> str:
             cells[index] = f"{float(cells[index - 1]) * factor:.2f}"
         return "  ".join(cells)
 
-    return re.sub(r"^ +\d{4,} +\d+ +float .*$", row, table, flags=re.MULTILINE)
+    return averaged(re.sub(r"^ +\d{4,} +\d+ +float .*$", row, table, flags=re.MULTILINE))
 
 
 # --- a table that does not name its collective -----------------------------------------------------------------------
@@ -324,9 +313,10 @@ def test_an_excerpt_of_the_rank_list_is_incomplete() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_judged_run_does_not_hide_one_without_a_baseline(first: bool) -> None:
-    """all_gather has no baseline on this machine; its 1 GB/s would pass beside a healthy all_reduce."""
-    gather = with_factor(healthy().replace("all_reduce_perf", "all_gather_perf"), 0.875, redop="none")
-    runs = [healthy(), later(gather)] if first else [gather, later(healthy())]
+    """all_gather of a GPU without a baseline or a known link would pass beside a healthy all_reduce."""
+    table = healthy().replace("NVIDIA H100 80GB HBM3", "NVIDIA X900")
+    other = with_factor(table.replace("all_reduce_perf", "all_gather_perf"), 0.875, redop="none")
+    runs = [healthy(), later(other)] if first else [other, later(healthy())]
     result = nccl_tests.judge("\n".join(runs), ranks=8)
     assert overall(result) is Overall.INCOMPLETE, reasons(result)
     assert "there is no baseline for all_gather" in reasons(result)

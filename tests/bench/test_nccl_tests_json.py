@@ -41,7 +41,7 @@ def report(
                    "validation": 1, "devices": devices},
         "results": rows,
         "out_of_bounds": {"count": 0, "okay": "true"},
-        "average_bus_bandwidth": {"bandwidth": 100.0, "okay": "unchecked"},
+        "average_bus_bandwidth": {"bandwidth": round(120.0 * factor, 4), "okay": "unchecked"},
         "errors": [],
         "end_time": "2026-01-05 10:00:00",
     }  # fmt: skip

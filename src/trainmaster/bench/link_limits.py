@@ -79,7 +79,7 @@ def settle_nodes(
     seen: dict[tuple[str, int], dict[str, float]] = {}
     for node, findings in by_node.items():
         for finding in findings:
-            if _open(finding) and (at := _largest(finding)) is not None:
+            if _open(finding) and (at := largest(finding)) is not None:
                 seen.setdefault((str(finding.values["collective"]), at[0]), {})[node] = at[1]
     return {
         node: settle([_among(finding, seen, link, site or {}) for finding in findings], link=link, site=site)
@@ -93,7 +93,7 @@ def _among(
     link: Link | None,
     site: Mapping[str, Mapping[int, float]],
 ) -> Finding:
-    at = _largest(finding) if _open(finding) else None
+    at = largest(finding) if _open(finding) else None
     if at is None or _by_site(finding, site) is not None:
         return finding
     name, (size, gbps) = str(finding.values["collective"]), at
@@ -104,7 +104,7 @@ def _among(
     share = gbps / middle if middle else 0.0
     reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}, {share:.0%} of the median of {len(peers)} nodes"
     values = {**finding.values, "peers": len(peers), "median_gbps": round(middle, 3)}
-    judged = [_verdict(share, _PEER_SHARES, reason, values), _by_link(finding, link)]
+    judged = [_verdict(share, _PEER_SHARES, reason, values), by_link(finding, link)]
     order = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
     return min(
         (candidate for candidate in judged if candidate is not None),
@@ -113,12 +113,12 @@ def _among(
 
 
 def _judge(finding: Finding, link: Link | None, site: Mapping[str, Mapping[int, float]]) -> Finding:
-    at = _largest(finding)
+    at = largest(finding)
     if at is None:
         return finding
-    judged = _by_site(finding, site) or _by_link(finding, link)
-    if judged is not None:
-        return judged
+    judged = _by_site(finding, site) or by_link(finding, link)
+    if judged is not None or "link_gbps" in finding.values:
+        return judged or finding
     name, (size, gbps) = str(finding.values["collective"]), at
     action = "state what a healthy run reaches with --baseline FILE, or compare with a run you trust"
     reason = f"{name}: {gbps:.3g} GB/s at {render_size(size)}; no baseline, peer or link limit to compare with"
@@ -136,9 +136,9 @@ def _by_site(finding: Finding, site: Mapping[str, Mapping[int, float]]) -> Findi
     return _verdict(share, (FAIL_BELOW, WARN_BELOW), reason, values)
 
 
-def _by_link(finding: Finding, link: Link | None) -> Finding | None:
+def by_link(finding: Finding, link: Link | None) -> Finding | None:
     """Verdict by the bandwidth of the link; None where it is not known, or the messages show latency."""
-    at = _largest(finding)
+    at = largest(finding)
     if link is None or at is None or at[0] < LATENCY_BOUND:
         return None
     name = str(finding.values["collective"])
@@ -158,12 +158,14 @@ def _verdict(share: float, shares: tuple[float, float], reason: str, values: Map
 
 
 def _open(finding: Finding) -> bool:
-    """Measured, with no baseline to judge by."""
+    """Measured, without a baseline: unjudged, or judged by the link alone, which a site's figures and peers precede."""
     measured = finding.values.get("busbw_gbps")
-    return finding.verdict in (Verdict.SKIP, Verdict.ERROR) and isinstance(measured, Mapping) and bool(measured)
+    judged = finding.verdict not in (Verdict.SKIP, Verdict.ERROR) and "link_gbps" not in finding.values
+    return not judged and isinstance(measured, Mapping) and bool(measured)
 
 
-def _largest(finding: Finding) -> tuple[int, float] | None:
+def largest(finding: Finding) -> tuple[int, float] | None:
+    """The largest message of a finding, and its bus bandwidth."""
     measured = finding.values.get("busbw_gbps")
     if not isinstance(measured, Mapping) or not measured or "collective" not in finding.values:
         return None

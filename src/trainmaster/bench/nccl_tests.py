@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from trainmaster.bench import limits
+from trainmaster.bench import bus_baselines, limits, link_limits
 from trainmaster.bench.collectives.transport import Expected, Proof, prove_nccl
 from trainmaster.core.errors import CommandMissing, HostError
+from trainmaster.core.gpus import find_gpu
+from trainmaster.core.node_links import LATENCY_BOUND, find_node_link
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, nccl_debug, nccl_tests
@@ -35,6 +37,14 @@ _NO_START = re.compile(
     r"|version `[\w.]{1,40}' not found"
 )
 _BEGUN = re.compile(r"\bnThread \d|Using devices")
+# Bandwidth rises with the size. Between two protocols of NCCL it dips by a third; half of what a smaller message
+# reached is a fault of that size. Below 16 MiB latency counts, and a quarter is.
+_HOLE, _SMALL_HOLE, _LEAST_OF_CURVE = 0.5, 0.25, 1 << 20
+_AVERAGE_SLACK = 0.05  # of the printed average against that of the rows, which are rounded
+# Of a figure published for the same GPU on other numbers of nodes. Networks of one GPU differ by a factor of five (four
+# adapters of 200 Gb/s, eight of 400), so only a tenfold loss is certain.
+_CLASS_FAILS = 0.12
+_LIKE_ALL_REDUCE = ("all_reduce", "all_gather", "reduce_scatter")
 _PROGRAMS = {"all_to_all": "alltoall"}
 _NAMES = {"alltoall": "all_to_all"}
 
@@ -129,8 +139,9 @@ def judge(
     fabric = proof.fabric if proof is not None else None
     findings += [proof.finding] if proof is not None else []
     known = limits.load() if baselines is None else baselines
-    speeds = [_speed(run, fabric, collective, least_gbps, known) for run in output.runs]
-    findings += [finding for run in output.runs for finding in (*_data(run), *_uneven(run))] + speeds
+    speeds = [_settle(run, _speed(run, fabric, collective, least_gbps, known)) for run in output.runs]
+    findings += [finding for run in output.runs for finding in (*_data(run), *_summary(run), *_uneven(run))]
+    findings += [finding for run in output.runs for finding in _holes(run)] + speeds
     if unjudged := [str(speed.values.get("collective")) for speed in speeds if speed.verdict is Verdict.SKIP]:
         words = f"measured, not judged: there is no baseline for {', '.join(dict.fromkeys(unjudged))}"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
@@ -275,6 +286,77 @@ def _data(run: Run) -> list[Finding]:
     return findings
 
 
+def _summary(run: Run) -> list[Finding]:
+    """An error where the printed average is not that of the rows: lines are missing, or of another run."""
+    printed, rates = run.average_busbw_gbps, [*_rates(run)]
+    if printed is None or not rates:
+        return []
+    out_of_place = [row.out_of_place.busbw_gbps or 0.0 for row in run.rows if row.out_of_place is not None]
+    means = [sum(part) / len(part) for part in (rates, out_of_place) if part]
+    if any(abs(mean - printed) <= 0.02 + _AVERAGE_SLACK * mean for mean in means):
+        return []
+    reason = f"the summary contradicts the rows: an average of {printed:g} GB/s, and theirs is {means[0]:.3g}"
+    return [error(reason, action="give the whole output of one run, or run it again")]
+
+
+def _rates(run: Run) -> Iterator[float]:
+    for row in run.rows:
+        for side in (row.out_of_place, row.in_place):
+            if side is not None and side.busbw_gbps is not None:
+                yield side.busbw_gbps
+
+
+def _curve(run: Run) -> dict[int, float]:
+    """Bus bandwidth by size. Out of place and in place, and a size that comes twice: the worst decides."""
+    seen: dict[int, float] = {}
+    for row in run.rows:
+        for side in (row.out_of_place, row.in_place):
+            if side is not None and side.busbw_gbps is not None:
+                seen[row.size_bytes] = min(side.busbw_gbps, seen.get(row.size_bytes, side.busbw_gbps))
+    return seen
+
+
+def _holes(run: Run) -> list[Finding]:
+    """A failure where a message is far slower than a smaller one, whatever sizes have a baseline."""
+    proven = run.proven_ranks()
+    if run.faults or (proven is not None and proven[1] is not None and proven[1] < proven[0]):
+        return []  # a row that was cut off is no slow one
+    best, holes, curve = 0.0, [], _curve(run)
+    for size in sorted(curve):
+        share = _HOLE if size >= LATENCY_BOUND else _SMALL_HOLE
+        if size >= _LEAST_OF_CURVE and curve[size] < share * best:
+            holes.append(f"{curve[size]:.3g} GB/s at {limits.render_size(size)}")
+        best = max(best, curve[size])
+    if not holes:
+        return []
+    reason = (
+        f"{run.collective or 'the run'}: the curve has a hole: {', '.join(holes[:_SHOWN])}; smaller messages are faster"
+    )
+    return [fail(reason, action="run it again; if it stays, see NCCL's tuning (NCCL_ALGO, NCCL_PROTO) and the links")]
+
+
+def _settle(run: Run, speed: Finding) -> Finding:
+    """Verdict on a shape without a baseline: by the link inside the node, or by figures of its class between nodes."""
+    models = {device.name for device in run.devices}
+    if speed.verdict is not Verdict.SKIP or len(models) != 1 or run.ranks < 2:
+        return speed
+    name = models.pop()
+    if len(run.hosts) == 1:
+        return link_limits.by_link(speed, find_node_link(name)) or speed
+    model, at = find_gpu(name), link_limits.largest(speed)
+    base = bus_baselines.find(model, nodes=len(run.hosts)) if model is not None else None
+    if base is None or at is None or at[0] < LATENCY_BOUND or speed.values["collective"] not in _LIKE_ALL_REDUCE:
+        return speed
+    share = at[1] / base.gbps
+    if share >= _CLASS_FAILS:
+        return speed  # what carried it is not known
+    words = (
+        f"{speed.values['collective']}: {at[1]:.3g} GB/s at {limits.render_size(at[0])}, {share:.0%} of {base.source}"
+    )
+    action = "see which network carried it (NCCL_DEBUG=INFO), then run `trainmaster isolate`"
+    return fail(words, action=action, **speed.values)
+
+
 def _uneven(run: Run) -> list[Finding]:
     """Warnings of a run over unequal nodes: its bandwidth is that of the weakest, and no baseline describes it."""
     models = Counter(device.name for device in run.devices)
@@ -314,12 +396,7 @@ def _speed(
     if run.collective is not None and stated not in (None, run.collective):
         return error(f"the table is one of {run.collective}, not of {stated}", action="correct --collective")
     name = _NAMES.get(name, name)
-    seen: dict[int, float] = {}
-    for row in run.rows:
-        # Out of place and in place, and a size that comes twice: the worst decides.
-        for side in (row.out_of_place, row.in_place):
-            if side is not None and side.busbw_gbps is not None:
-                seen[row.size_bytes] = min(side.busbw_gbps, seen.get(row.size_bytes, side.busbw_gbps))
+    seen = _curve(run)
     finding = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
     return replace(finding, values={**finding.values, "ranks": run.ranks}) if run.devices else finding
 

@@ -12,7 +12,7 @@ Kind = Literal["network", "nvlink", "pcie"]
 # Shares of the link's bandwidth: (fails below, warns below). Ring all_reduce reaches 0.8 to 1.2 of the network (2×p4de:
 # 78 of 50 GB/s, 4×p5en: 365 of 400), 0.8 of NVLink (8×A100: 235 of 300), and without peer access a tenth to a third of
 # PCIe, because each byte passes host memory twice.
-SHARES: Mapping[Kind, tuple[float, float]] = {"network": (0.25, 0.5), "nvlink": (0.25, 0.5), "pcie": (0.05, 0.15)}
+SHARES: Mapping[Kind, tuple[float, float]] = {"network": (0.25, 0.5), "nvlink": (0.25, 0.5), "pcie": (0.08, 0.15)}
 LATENCY_BOUND = 16 << 20  # bytes: smaller messages show latency, not bandwidth
 _PCIE_GBPS = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # one lane, one direction
 _FEWEST_LANES = 8  # of a server's slot; for models whose width no source states

@@ -17,7 +17,9 @@ import pytest
 
 from machines import H200, Machine
 from trainmaster.checks import __main__ as plain
+from trainmaster.checks import nvidia
 from trainmaster.core.results import CheckResult, Overall, exit_code, judge_overall, ok, warn
+from trainmaster.node.parse import xid_catalog
 
 SAMPLES = Path(__file__).parents[1] / "node" / "parse" / "samples"
 SHORT, LONG = "dcgmi diag -r 1 -j", "dcgmi diag -r 3 -j"
@@ -25,6 +27,12 @@ SHORT, LONG = "dcgmi diag -r 1 -j", "dcgmi diag -r 3 -j"
 
 def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
+
+
+def power(drawn: float, wanted: float, code: int) -> dict[str, object]:
+    """DCGM's warning of a missed power target (DCGM_FR_TARGET_POWER, severity triage)."""
+    words = f"Max power of {drawn} did not reach desired power minimum target_power_min_ratio of {wanted} for GPU 1"
+    return {"warning": words, "error_id": code, "error_severity": 4}
 
 
 # ── "knows only the 3.x key; on 4.x JSON with a failed memory test it reports PASS with 0 tests" ──
@@ -70,9 +78,41 @@ def test_the_continuation_row_names_gpu_1(machine: Machine) -> None:
     machine.gpus(4)
     machine.command(LONG, sample("dcgm-3.3.9-targeted-power.txt"), exit_code=226)
     found = {finding.device: finding for finding in machine.judge("dcgm_stress")}
-    assert found["gpu1"].verdict == "fail"
+    assert found["gpu1"].verdict == "warn"  # 224.1 W of 224 W; DCGM's next step is to look at clocks and utilisation
     assert "Targeted Power" in found["gpu1"].reason
-    assert [finding.device for finding in found.values() if finding.verdict == "fail"] == ["gpu1"]
+    assert [finding.device for finding in found.values() if finding.verdict not in ("pass", "error")] == ["gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("test", "problem", "verdict", "action"),
+    [
+        ("targeted_power", power(410.2, 525.0, 63), "warn", "utilisation"),
+        ("targeted_power", power(80.0, 525.0, 63), "fail", "field diagnostic"),
+        ("targeted_power", {"warning": "GPU 1 ECC", "error_id": 5, "error_severity": 2}, "fail", "out of service"),
+        ("memory", power(410.2, 525.0, 63), "fail", "field diagnostic"),
+        ("memory", {"warning": "GPU 1 has fallen off the bus", "error_id": 120, "error_severity": 2}, "fail", "power-"),
+        ("memory", {"warning": "a CUDA error", "error_id": 47, "error_severity": 4}, "fail", "field diagnostic"),
+    ],
+)  # fmt: skip
+def test_the_action_is_dcgms_own_next_step(
+    machine: Machine, test: str, problem: dict[str, object], verdict: str, action: str
+) -> None:
+    machine.gpus(4)
+    document = json.loads(sample("dcgm-4.2-healthy.json"))
+    rows = document["DCGM Diagnostic"]["test_categories"][0]["tests"]
+    row = json.loads(json.dumps(rows[0])) | {"name": test}
+    rows.append(row)
+    row["results"][1] |= {"status": "Fail", "warnings": [problem]}
+    row["test_summary"] = {"status": "Fail"}
+    machine.command(LONG, json.dumps(document), exit_code=226)
+    bad = [finding for finding in machine.judge("dcgm_stress") if finding.verdict in ("warn", "fail")]
+    assert [(finding.device, str(finding.verdict)) for finding in bad] == [("gpu1", verdict)]
+    assert action in (bad[0].action or "")
+    assert "--level 3" not in (bad[0].action or "")
+
+
+def test_a_gpu_off_the_bus_has_one_action_everywhere() -> None:
+    assert xid_catalog.load().xids[79].action == nvidia.POWER_CYCLE
 
 
 def test_the_verdict_is_the_exit_code_of_the_process(machine: Machine) -> None:

@@ -45,6 +45,8 @@ FOREIGN_DEVICES = {"neuron": "AWS Trainium or Inferentia", "hl": "Intel Gaudi"} 
 SMI_TIMEOUT_S = 90.0
 CHECK_TIMEOUT_S = 120.0  # of a check that runs nvidia-smi
 MIG = "mig_mode/current_mig"
+# A GPU that fell off the bus: NVIDIA's XID catalog asks to restart the machine first (79, RESTART_BM).
+POWER_CYCLE = "power-cycle the node; if it returns, replace the GPU"
 RETIRES_PAGES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # later ones remap rows (NVIDIA, Row Remapper)
 # Boards for desktops: without ECC and row remapping, or sold with ECC off (nvidia-smi's product_brand).
 DESKTOP = re.compile(r"\b(GeForce|Titan|Quadro|NVS|RTX)\b", re.IGNORECASE)

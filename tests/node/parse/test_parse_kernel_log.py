@@ -98,9 +98,59 @@ def test_nvlink_5_lines_are_decoded() -> None:
     assert CATALOG.of_xid(fatal).severity == "fail"
     mild = one("NVRM: Xid (PCI:0018:01:00): 145, pid=1, name=a, RLW_SRC_TRACK Nonfatal XC1 i0 Link -1 (0x1 0x2)")
     assert mild.nvlink is not None and mild.nvlink.link is None
-    assert CATALOG.of_xid(mild).severity == "warn"
+    assert CATALOG.of_xid(mild).severity == "info"  # NVIDIA: ignore, and nothing to investigate
     torn = one("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LI")
     assert torn.nvlink is None and CATALOG.of_xid(torn).severity == "fail"
+
+
+@pytest.mark.parametrize(
+    ("code", "unit", "words", "severity", "action"),
+    [
+        (144, "SAW_MVB Nonfatal", "0x1 0x4", "info", "nothing to do"),
+        (144, "SAW_MVB Nonfatal", "0x1 0x1", "warn", "nothing to do now"),
+        (144, "SAW_MVB Nonfatal", "0x1 0x5", "warn", "nothing to do now"),  # two bits: the graver one
+        (144, "SAW_MVB Fatal", "0x1 0x2", "fail", "reset"),
+        (145, "RLW_CTRL Nonfatal", "0x3 0x80000000", "warn", "nothing to do now"),
+        (145, "RLW_REMAP Nonfatal", "0x4 0x8", "warn", "Xid 154"),
+        (145, "RLW_REMAP Nonfatal", "0x4 0x48", "fail", "reset"),
+        (145, "RLW_REMAP Fatal", "0x4 0x100", "fail", "reset"),  # the driver's word is graver than the table
+        (146, "TLW_RX/TLW_RX_PIPE0 Nonfatal", "0xa 0x1", "info", "nothing to do"),
+        (146, "TLW_TX_PIPE1 Nonfatal", "0xd 0x2", "warn", "nothing to do now"),
+        (147, "TREX Nonfatal", "0xe 0x1", "warn", "nothing to do now"),
+        (148, "NVLPW_CTRL Nonfatal", "0xf 0x80000000", "warn", "nothing to do now"),
+        (149, "NETIR_BER_EVENT Nonfatal", "0x13 0x2", "warn", "cable"),
+        (149, "NETIR_MFDE_EVENT Nonfatal", "0x14 0x3", "info", "nothing to do"),
+        (149, "NETIR_LINK_EVT Fatal", "0x004505c6 0x0", "fail", "reset"),
+        (149, "NETIR_LINK_EVT Fatal", "0x02600011 0x0", "warn", "took the link down"),
+        (150, "MSE_WATCHDOG Fatal", "0x0 0x0", "fail", "reset"),
+        (147, "NEW_UNIT Nonfatal", "0x0 0x1", "warn", "nothing to do now"),
+        (147, "NEW_UNIT Fatal", "0x0 0x1", "fail", "reset"),
+    ],
+)
+def test_nvlink_5_asks_for_what_nvidias_catalog_says(
+    code: int, unit: str, words: str, severity: str, action: str
+) -> None:
+    row = CATALOG.of_xid(one(f"NVRM: Xid (PCI:0018:01:00): {code}, {unit} XC0 i0 Link 08 ({words} 0x0 0x0)"))
+    assert (row.severity, action in row.action) == (severity, True), row.action
+
+
+def test_a_grave_error_of_a_link_is_not_counted_with_a_mild_one() -> None:
+    lines = [f"NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 ({intr} 0x0)\n"
+             for intr in ("0x02600011", "0x00450011")]  # fmt: skip
+    log = kernel_log.parse("".join(lines))
+    assert [CATALOG.of_xid(xid).severity for xid in log.xids] == ["warn", "fail"]
+
+
+def test_no_action_is_graver_than_its_severity() -> None:
+    """Who is told to take work from a GPU has a FAIL, and who has a FAIL is told more than to look."""
+    grave = ("drain", "take the node out", "power", "reboot", "restart the virtual machine", "reset the GPU and",
+             "read the action", "reset every", "reset the GPUs", "check the cooling")  # fmt: skip
+    for code, row in CATALOG.xids.items():
+        idle = "when it is next idle" in row.action
+        assert (row.severity == "fail") == (row.action.startswith(grave) and not idle), (code, row)
+    assert {code: CATALOG.xids[code].severity for code in (122, 123, 124, 125, 156)} == dict.fromkeys(
+        (122, 123, 124, 125, 156), "fail"
+    )
 
 
 @pytest.mark.parametrize(

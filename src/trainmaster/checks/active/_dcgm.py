@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,14 +14,21 @@ from trainmaster.node.host import CommandResult, Host
 from trainmaster.node.parse import ParseError, dcgm, shorten
 
 _ISOLATE = "take the GPU out of service and have it replaced"
-# What DCGM asks for (dcgm_errors.h), as one action.
+# What DCGM asks for (severities and next steps of dcgm_errors.h), as one action. Its next steps for triage are a reset
+# and another run, then the field diagnostic.
 _ACTIONS = {
     "monitor": "watch the GPU and test it again",
     "isolate": _ISOLATE,
-    "triage": "run --level 3 on the node, then decide",
+    "triage": "drain the node, reset the GPU and test it again; if it returns, run NVIDIA's field diagnostic",
     "config": "mend the setting that DCGM names",
     "reset": "drain the node and reset the GPU",
 }
+_OFF_BUS, _TARGET_POWER = 120, 63  # DCGM_FR_FALLEN_OFF_BUS, DCGM_FR_TARGET_POWER
+_SHORT = re.compile(r"Max power of (?P<drawn>[\d.]+) did not reach desired power minimum\D* of (?P<wanted>[\d.]+)")
+# DCGM's next step for a missed power target is to look at clocks and utilisation: the GPU can work. One that draws less
+# than half of it did not run the test.
+_POWER_FAILS = 0.5
+_POWER = "see that its clocks and utilisation were high (gpu_clocks, gpu_throttle, gpu_power), then test it again"
 _GRAVE = ("isolate", "triage", "reset")  # severities that keep a GPU from work, whatever word the row has
 
 
@@ -99,7 +107,9 @@ def _judge_gpu(diag: dcgm.Diag, number: int, device: str) -> Finding:
     name, problem = bad[0] if bad else ("the diagnostic", None)
     why = f": {problem.text}" if problem else ""
     severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
-    action = _ACTIONS.get(severity, "drain the node and look at what DCGM reports of this GPU")
+    action = _action(problem, severity, "drain the node and look at what DCGM reports of this GPU")
+    if status is dcgm.Status.FAIL and _only_short_of_power(diag, number):
+        return warn(f"{name} of DCGM fails{why}", action=_POWER, device=device, **values)
     if status is dcgm.Status.FAIL:
         return fail(f"{name} of DCGM fails{why}", action=action, device=device, **values)
     if status is dcgm.Status.WARN:
@@ -116,7 +126,7 @@ def _judge_pass(diag: dcgm.Diag, number: int, device: str, tests: dict[str, str]
     grave = [(name, problem) for name, problem in problems if dcgm.SEVERITIES.get(problem.severity or 0) in _GRAVE]
     if grave:
         name, problem = grave[0]
-        action = _ACTIONS[dcgm.SEVERITIES[problem.severity or 0]]
+        action = _action(problem, dcgm.SEVERITIES[problem.severity or 0], "")
         return fail(f"{name} of DCGM passes with an error: {problem.text}", action=action, device=device, tests=tests)
     hardware = [(test, result) for test, result in rows if test.category != dcgm.DEPLOYMENT and test.key != "software"]
     peers = {
@@ -155,7 +165,7 @@ def _judge_other(name: str, result: dcgm.Result, device: str | None) -> Iterator
     severity = dcgm.SEVERITIES.get(problem.severity or 0, "unknown") if problem else "unknown"
     why = f": {problem.text}" if problem else ""
     where = device or "the node"
-    action = _ACTIONS.get(severity, "run dcgmi diag by hand and see what it reports of this part")
+    action = _action(problem, severity, "run dcgmi diag by hand and see what it reports of this part")
     if result.status is dcgm.Status.FAIL:
         yield fail(f"{name} of DCGM fails on {where}{why}", action=action, device=device)
     elif severity in _GRAVE:
@@ -164,6 +174,32 @@ def _judge_other(name: str, result: dcgm.Result, device: str | None) -> Iterator
         yield warn(f"{name} of DCGM warns of {where}{why}", action=action, device=device)
     elif result.status in (dcgm.Status.NOT_RUN, dcgm.Status.UNKNOWN):
         yield error(f"{name} of DCGM is {result.word or result.status} on {where}{why}", action=action, device=device)
+
+
+def _action(problem: dcgm.Problem | None, severity: str, otherwise: str) -> str:
+    """One action for a problem; a GPU off the bus is power-cycled first, as for its Xid."""
+    if problem is not None and (problem.error_id == _OFF_BUS or "fallen off the bus" in problem.text):
+        return nvidia.POWER_CYCLE
+    return _ACTIONS.get(severity, otherwise)
+
+
+def _only_short_of_power(diag: dcgm.Diag, gpu: int) -> bool:
+    """Whether all that fails on a GPU is the target of its power draw, by less than half."""
+    failed = [
+        (test, result)
+        for test in diag.tests
+        for result in test.results
+        if result.gpu in (gpu, None) and result.status is dcgm.Status.FAIL
+    ]
+    problems = [problem for _, result in failed for problem in result.problems]
+    return bool(problems) and all(test.key == "targeted_power" for test, _ in failed) and all(map(_is_short, problems))
+
+
+def _is_short(problem: dcgm.Problem) -> bool:
+    match = _SHORT.search(problem.text)
+    if match is None:
+        return problem.error_id == _TARGET_POWER
+    return float(match["drawn"].rstrip(".")) >= _POWER_FAILS * float(match["wanted"].rstrip("."))
 
 
 def _bad(diag: dcgm.Diag, number: int) -> list[tuple[str, dcgm.Problem | None]]:
@@ -178,7 +214,8 @@ def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, findin
     """Findings of the whole run: a failure that names no GPU, a run that was cut short, missing tests."""
     assert evidence.result is not None
     code = evidence.result.exit_code
-    named = any(finding.verdict is Verdict.FAIL for finding in findings)
+    # A GPU that is only short of power has a finding of its own, though DCGM counts it as failed.
+    named = any(finding.verdict is Verdict.FAIL or finding.action == _POWER for finding in findings)
     if dcgm.worst(diag) is dcgm.Status.FAIL and not named:
         failed = next((test.name for test in diag.tests if _fails(test)), "a test")
         yield fail(f"{failed} of DCGM fails on this node", action="run dcgmi diag by hand", exit_code=code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainmaster.checks import nvidia
 from trainmaster.node.parse.kernel_events import KernelEvent, Kind
 from trainmaster.node.parse.xid_catalog import Severity
 
@@ -25,7 +26,6 @@ class Rule:
 
 
 _REBOOT = "drain the node and reboot it; have it repaired if it repeats"
-POWER_CYCLE = "power-cycle the node; if it returns, replace the GPU"  # NVIDIA's XID catalog for 79: RESTART_BM
 _DISK = "drain the node; check and replace the disk"
 _NIC = "drain the node and reset the adapter (mlxfwreset); replace it if it repeats"
 _SEAT = "reseat the device or its riser; replace it if it repeats"
@@ -33,7 +33,7 @@ _STORAGE = "see the file server and the network to it; remount, or drain the nod
 MANY = 1000  # ours: a sound part has a few corrected errors in its uptime, a failing one thousands
 EVENTS: dict[Kind, Rule] = {
     "gpu_crashed": Rule(meaning="the driver reports a crash of a GPU", action=_REBOOT),
-    "gpu_lost": Rule(meaning="the driver lost a GPU, which does not answer on the bus", action=POWER_CYCLE),
+    "gpu_lost": Rule(meaning="the driver lost a GPU, which does not answer on the bus", action=nvidia.POWER_CYCLE),
     "gpu_reset_required": Rule(
         meaning="the driver refuses work because a GPU must be reset",
         action="drain the node and reset its GPUs (nvidia-smi --gpu-reset), or reboot it",

@@ -240,7 +240,7 @@ def _catalog(site: str | None, expect: Expect) -> Catalog:
             raise ParseError(f"{word[:40]!r} is no Xid with its severity; write for example 63:fail")
         unknown = XidEntry(meaning="named by the profile", severity="warn", action="look it up", source="the profile")
         rows[int(code)] = replace(rows.get(int(code), unknown), severity=cast(Severity, severity))
-    return Catalog(xids=rows, sxids=catalog.sxids)
+    return replace(catalog, xids=rows)
 
 
 def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:

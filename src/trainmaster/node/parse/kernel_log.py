@@ -318,7 +318,8 @@ class _Reader:
             nvlink=nvlink,
             recovery=action["to"] if action else None,
         )
-        unit = nvlink and (nvlink.unit, nvlink.fatal, nvlink.link)
+        # What NVIDIA asks for depends on reason and status: a grave one is not counted with a mild one.
+        unit = nvlink and (nvlink.unit, nvlink.fatal, nvlink.link, nvlink.reason, nvlink.error_status)
         seen = self._count(self.xids, (device, code, xid.mig, unit, xid.recovery), xid, line)
         # The order of recovery actions matters, so each of their lines is read.
         return None if code == RECOVERY else seen

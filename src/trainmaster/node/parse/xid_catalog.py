@@ -1,6 +1,7 @@
 """What an XID or SXID means: severity and one action, from a table with its sources (checks/data/xid.toml).
 
-A code that the table does not hold is `warn`, "unknown". A site lays its own table over ours, code by code.
+A code that the table does not hold is `warn`, "unknown". A site lays its own table over ours, code by code. What Xid
+144–150 (NVLink 5) ask for is decoded from the unit and the error status of their line.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from trainmaster.node.parse import ParseError, shorten
-from trainmaster.node.parse.kernel_log import NVLINK5, RECOVERY, Sxid, Xid
+from trainmaster.node.parse.kernel_log import NVLINK5, RECOVERY, Nvlink, Sxid, Xid
 
 Severity = Literal["info", "warn", "fail"]
 _SEVERITIES: tuple[Severity, ...] = ("info", "warn", "fail")
@@ -31,6 +32,18 @@ _RECOVERY: dict[str, tuple[Severity, str]] = {
 }
 
 
+# What NVIDIA asks for after an error of NVLink 5, the gravest first: severity and action.
+_NVLINK5: dict[str, tuple[Severity, str]] = {
+    "reset": ("fail", "drain the GPU and reset it"),
+    "recovery": ("warn", "do what Xid 154 of the same time asks for, if there is one; restart the job"),
+    "reasons": ("warn", "nothing to do for the GPU; see why the host or an operator took the link down"),
+    "link": ("warn", "nothing to do now; if it repeats, check that link and its cable"),
+    "watch": ("warn", "nothing to do now; open a case with the vendor if it repeats"),
+    "ignore": ("info", "nothing to do"),
+}
+Decode = Mapping[int, Mapping[str, Mapping[str, frozenset[int]]]]  # code → unit → what is asked for → error status
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidEntry:
     """One row of the catalog. One action, not a list."""
@@ -43,14 +56,16 @@ class XidEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """Both tables."""
+    """Both tables, and the decode of Xid 144–150."""
 
     xids: Mapping[int, XidEntry]
     sxids: Mapping[int, XidEntry]
+    nvlink5: Decode
 
     def overlay(self, other: Catalog) -> Catalog:
         """This catalog with the rows of another laid over it."""
-        return Catalog(xids={**self.xids, **other.xids}, sxids={**self.sxids, **other.sxids})
+        nvlink5 = {code: {**self.nvlink5.get(code, {}), **other.nvlink5.get(code, {})} for code in NVLINK5}
+        return Catalog(xids={**self.xids, **other.xids}, sxids={**self.sxids, **other.sxids}, nvlink5=nvlink5)
 
     def of_xid(self, xid: Xid) -> XidEntry:
         """What this event means; the text of codes 144–150 and 154 weighs more than the code."""
@@ -65,14 +80,31 @@ class Catalog:
         if xid.code in NVLINK5 and xid.nvlink is not None:
             where = "the whole GPU" if xid.nvlink.link is None else f"link {xid.nvlink.link}"
             meaning = f"{row.meaning}: {xid.nvlink.unit} on {where}"
-            if xid.nvlink.fatal:
-                return replace(row, meaning=f"{meaning}, fatal", severity="fail", action="reset the GPU")
-            return replace(row, meaning=f"{meaning}, not fatal", severity="warn")
+            severity, action = self._decode(xid.code, xid.nvlink)
+            return replace(
+                row,
+                meaning=f"{meaning}, {'fatal' if xid.nvlink.fatal else 'not fatal'}",
+                severity=severity,
+                action=action,
+            )
         if xid.code == RECOVERY and xid.recovery is not None:
             known = _RECOVERY.get(xid.recovery.strip().lower())
             severity, action = known or ("fail", f"do what the driver asks for: {shorten(xid.recovery)}")
             return replace(row, meaning=f"the driver asks for: {xid.recovery}", severity=severity, action=action)
         return row
+
+    def _decode(self, code: int, error: Nvlink) -> tuple[Severity, str]:
+        """What an error of NVLink 5 asks for. One that is not in the table is judged by the driver's word for it."""
+        units = [self.nvlink5.get(code, {}).get(name, {}) for name in error.unit.split("/")]
+        if any(error.reason in unit.get("reasons", ()) for unit in units):  # a reset mends nothing
+            return _NVLINK5["reasons"]
+        status = error.error_status
+        asked = {name for unit in units for name, statuses in unit.items() if status in statuses and name != "reasons"}
+        # Some units count in the status, others set one bit for each error.
+        asked = asked or {name for unit in units for name, bits in unit.items() if any(status & bit for bit in bits)}
+        if error.fatal or not asked:
+            return _NVLINK5["reset" if error.fatal else "watch"]
+        return next(said for name, said in _NVLINK5.items() if name in asked)
 
     def of_sxid(self, sxid: Sxid) -> XidEntry:
         """What this event means. A line that says Fatal is fatal, whatever the table says of its code."""
@@ -101,10 +133,28 @@ def parse(text: str) -> Catalog:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ParseError(f"the XID catalog is no valid TOML: {shorten(str(error))}") from None
     for name in document:
-        if name not in ("xid", "sxid", "source"):
-            raise ParseError(f"the XID catalog has `{shorten(name)}`; it may have xid, sxid and source")
+        if name not in ("xid", "sxid", "nvlink5", "source"):
+            raise ParseError(f"the XID catalog has `{shorten(name)}`; it may have xid, sxid, nvlink5 and source")
     sources = document.get("source", {})
-    return Catalog(xids=_table(document, "xid", sources), sxids=_table(document, "sxid", sources))
+    return Catalog(
+        xids=_table(document, "xid", sources),
+        sxids=_table(document, "sxid", sources),
+        nvlink5=_parse_decode(document.get("nvlink5", {})),
+    )
+
+
+def _parse_decode(document: Any) -> Decode:
+    try:
+        return {
+            int(code): {
+                str(unit): {name: frozenset(map(int, statuses)) for name, statuses in asked.items() if _NVLINK5[name]}
+                for unit, asked in units.items()
+            }
+            for code, units in document.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError):
+        known = ", ".join(_NVLINK5)
+        raise ParseError(f"`nvlink5` of the XID catalog is no table of codes, units and {known}") from None
 
 
 def _table(document: Mapping[str, Any], name: str, sources: Any) -> dict[int, XidEntry]:

@@ -21,7 +21,7 @@ from machines import PCI, Machine
 EVERY = (*COUNTERS, "port_xmit_data", "port_xmit_discards", "VL15_dropped")
 MLX_HARDWARE = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "lifespan")
 BNXT_HARDWARE = (
-    "active_qps", "rx_pkts", "rx_bytes", "rx_roce_errors", "rx_roce_discards", "to_retransmits", "seq_err_naks_rcvd",
+    "active_qps", "rx_pkts", "tx_pkts", "rx_roce_errors", "rx_roce_discards", "to_retransmits", "seq_err_naks_rcvd",
     "max_retry_exceeded", "rnr_naks_rcvd", "missing_resp", "unrecoverable_err", "oos_drop_count", "res_rx_pci_err",
 )  # fmt: skip
 GEN5, GEN4, GEN3 = "32.0 GT/s PCIe", "16.0 GT/s PCIe", "8.0 GT/s PCIe"
@@ -199,7 +199,7 @@ HEALTHY: dict[str, Kind] = {
         gpus="8 B200",
         nics=(*rails(), *(replace(nic, refuses=number < 2) for number, nic in enumerate(bridge(8)))),
     ),
-    "HGX B300": Kind(gpus="8 B200", nics=(*CONNECTX8, *bridge(8))),
+    "HGX B300": Kind(gpus="8 B300", nics=(*CONNECTX8, *bridge(8))),
     "BlueField rails and DPU": Kind(
         gpus="8 B200",
         nics=(

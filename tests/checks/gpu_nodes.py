@@ -58,6 +58,7 @@ NODES = {
     "8 H200": H200,
     "1 H200 of a virtual machine": replace(H200, gpus=1, links=0, fabric=False),
     "8 B200": B200,
+    "8 B300": replace(B200, model="NVIDIA B300 SXM6 AC", memory_mib=275040, power_w=1100),
     "4 GB200": replace(B200, model="NVIDIA GB200", gpus=4, memory_mib=189471, power_w=1200),
     "1 GH200": replace(H200, model="NVIDIA GH200 480GB", gpus=1, memory_mib=97871, links=0, fabric=False),
     "4 A10G": A10G,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from fabric_nodes import EVERY, HEALTHY, Kind, Nic, compose, dual, rails, refuse
+from fabric_nodes import EVERY, HEALTHY, Kind, Nic, broadcom, compose, dual, rails, refuse
 from nodes import IB, put
 
 from machines import PCI, Machine
@@ -172,6 +172,15 @@ def test_second_ports_that_most_cards_use_are_rails(machine: Machine) -> None:
     last = (cards[3][0], replace(cards[3][1], up=False))
     compose(machine, Kind(gpus="8 H100", nics=(*cards[0], *cards[1], *cards[2], *last)))
     assert machine.verdicts("ib_ports")["mlx5_7:1"] == "fail"
+
+
+@pytest.mark.parametrize(("packets", "verdict"), [("0\n", "skip"), ("17\n", "warn")])
+def test_a_second_port_of_broadcom_without_a_cable(machine: Machine, packets: str, verdict: str) -> None:
+    cards = broadcom(2)
+    second = replace(cards[1], address="0000:20:00.1", up=False)
+    compose(machine, Kind(gpus="8 H100", nics=(cards[0], second)))
+    put(machine, files={f"{IB}/bnxt_re1/ports/1/hw_counters/rx_pkts": packets})
+    assert machine.verdicts("ib_ports")["bnxt_re1:1"] == verdict
 
 
 def test_four_limited_functions_are_known_without_their_addresses(machine: Machine) -> None:

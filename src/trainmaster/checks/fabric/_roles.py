@@ -26,8 +26,11 @@ from trainmaster.node.host import Host
 NET = "/sys/class/net"
 FUNCTIONS = 4  # of the ConnectX-7 that manages NVSwitches; adapters of a fabric have one for each port, two at most
 BRIDGE_LANES = 2
-# What a port that never had a link counts: nothing (InfiniBand specification, PortCounters).
-HISTORY = ("link_downed", "port_rcv_data", "port_xmit_data")
+# What a port that never had a link counts: nothing (InfiniBand specification, PortCounters; names of bnxt_re).
+HISTORY = (
+    ("counters/link_downed", "counters/port_rcv_data", "counters/port_xmit_data"),
+    ("hw_counters/rx_pkts", "hw_counters/tx_pkts"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +149,11 @@ def _find_history(host: Host, port: Port) -> str | None:
     """What shows that a port never had a link since its driver was loaded; None: it had one, or that is unknown."""
     if port.physical_state not in ("Polling", "Disabled", "Sleep"):
         return None
-    counted = [read_quietly(host, f"{port.folder}/counters/{name}") for name in HISTORY]
-    return f"{', '.join(HISTORY)} are 0" if counted == ["0"] * len(HISTORY) else None
+    for names in HISTORY:
+        counted = [read_quietly(host, f"{port.folder}/{name}") for name in names]
+        if None not in counted:
+            return f"{', '.join(names)} are 0" if set(counted) == {"0"} else None
+    return None
 
 
 def read_quietly(host: Host, path: str) -> str | None:

@@ -190,8 +190,9 @@ def _judge_lacking(reading: Counted, data: Counters, values: dict[str, Any]) -> 
     if absent := _absent(reading, list(data.ports)):
         what = "no error counters" if not reading.counters else f"no {', '.join(absent[:4])}"
         return error(f"it shows {what}, and equal ports do", action=action, device=name, **values)
-    if reading.without and (exempt := _find_exemption(reading, data)):
-        return None if reading.counters else skip("it keeps no error counters", proof=exempt, device=name, **values)
+    exemption = _find_exemption(reading, data) if reading.without else None
+    if exemption is not None:
+        return None if reading.counters else skip("it keeps no error counters", proof=exemption, device=name, **values)
     if reading.unread or reading.refused:
         reason = f"{', '.join((*reading.unread, *reading.refused)[:4])} cannot be read"
         reason += "" if reading.unread else ": Invalid argument"

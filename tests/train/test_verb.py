@@ -18,17 +18,17 @@ from trainmaster.cli.training import train as verb
 from .runs import TINY
 
 
-def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    process = begin(folder, *words)
+def train(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    process = begin(folder, *words, **env)
     out, err = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def begin(folder: Path, *words: str) -> subprocess.Popen[str]:
+def begin(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     config = folder / "tiny.yaml"
     config.write_text(json.dumps(TINY))  # JSON is YAML
     command = [sys.executable, "-m", "trainmaster", "train", str(config), *words]
-    environment = {**os.environ, "TRAINMASTER_CHECKPOINTS": str(folder / "checkpoints")}
+    environment = {**os.environ, "TRAINMASTER_CHECKPOINTS": str(folder / "checkpoints"), **env}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -60,6 +60,8 @@ def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: 
     for line in training.stdout:
         if "step 5/" in line:  # one is saved
             break
+    second = train(tmp_path, "steps=6")
+    assert second.returncode == 2 and "--stop-other lets it save and end first" in " ".join(second.stderr.split())
     training.kill()
     training.communicate()
     (attempt,) = (tmp_path / "checkpoints" / "attempts").iterdir()
@@ -68,6 +70,16 @@ def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: 
     again = train(tmp_path, "steps=6", "eval_sequences=0")
     assert again.returncode == 0, again.stderr
     assert "resumed from step " in again.stdout
+
+
+def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress(tmp_path: Path) -> None:
+    """Killed before step 7 of each start: the first has saved, the two after it have not."""
+    environment = {"TRAINMASTER_KILL_AT": "step:start @6", "TRAINMASTER_KILL_RANK": "0"}
+    ended = train(tmp_path, "steps=12", "epoch_steps=12", "eval_sequences=0", **environment)
+    folders = sorted((tmp_path / "checkpoints" / "attempts").iterdir())
+    assert [json.loads((folder / "exit.json").read_text())["reason"] for folder in folders] == ["crashed"] * 3
+    assert ended.returncode == 1 and "start 2 of 3 goes on from the newest checkpoint" in " ".join(ended.stderr.split())
+    assert [json.loads((folder / "exit.json").read_text())["saved_since"] for folder in folders] == [True, False, False]
 
 
 def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:

@@ -190,9 +190,18 @@ def _read_state(folder: Path) -> Poll:
         if not _begun(folder):
             return Poll(state=TargetState.LOST, note="it was submitted, and no agent has begun it")
     if _locked(folder / LOCK_FILE, fcntl.LOCK_SH):
-        return Poll(state=TargetState.RUNNING)
+        return Poll(state=TargetState.RUNNING, note=_find_stopped(folder / LOCK_FILE))
     # It may have ended between the two reads; the agent writes the record before it releases the lock.
     return _read_exit(folder) or Poll(state=TargetState.LOST, note="the agent is gone and left no exit record")
+
+
+def _find_stopped(lock: Path) -> str:
+    """A note where the agent was stopped (SIGSTOP): its ranks go on, and it hears no request and keeps no limit."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(lock.read_text()[:64].removeprefix("pid "))
+        if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t"):
+            return f"its agent (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
+    return ""
 
 
 def _read_exit(folder: Path) -> Poll | None:

@@ -20,13 +20,15 @@ from trainmaster.cli import _console, interrupt
 from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView
 from trainmaster.core.config.train import TrainConfig
-from trainmaster.core.errors import SpecError
+from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
+    EXIT_FILE,
     OWNER_VARIABLE,
     PLAN_FILE,
     RESUMABLE_EXIT,
     STOP_FILE,
+    ExitRecord,
     Plan,
     rank_log,
 )
@@ -37,6 +39,8 @@ from trainmaster.documents import yaml_file
 
 CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
 _LOOK_S = 0.2  # between two looks at rank 0's log
+_FRUITLESS = 2  # starts without a new checkpoint, after which a run is given up
+_QUICK_S = 5.0  # rests of a reason up to here are for a busy server; a person waits here
 
 
 def train(
@@ -45,10 +49,20 @@ def train(
     processes: Annotated[
         int | None, typer.Option("--processes", "-n", min=1, help="Ranks; without: one per GPU, or one on CPUs.")
     ] = None,
+    attempts: Annotated[
+        int, typer.Option(min=1, help="Starts in all: a run that has saved goes on by itself after a failure.")
+    ] = 3,
+    stop_other: Annotated[
+        bool, typer.Option("--stop-other", help="Let the run that trains in this folder save and end first.")
+    ] = False,
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Follow the run that trains in this folder; start none.")
+    ] = False,
 ) -> None:
     """Train on this machine, or go on from the newest good checkpoint.
 
-    Ctrl-C saves and stops (exit code 75); the same command then goes on. Logs and events of every run are kept in the
+    Ctrl-C saves and stops (exit code 75); the same command then goes on. After a failure the run goes on by itself from
+    its checkpoint, and is given up after two starts without a new one. Logs and events of every start are kept in the
     folder `attempts` beside its checkpoints.
 
     [bold]Examples[/]
@@ -61,19 +75,49 @@ def train(
     document = yaml_file.load(config)
     kind.require_config(document, config)
     wanted, ranks = document.read(lambda value: _parse(yaml_file.override(value, words), processes), words)
-    plan = _plan(wanted, ranks)
-    folder = Path(plan.folder)
-    folder.mkdir(parents=True)
-    (folder / PLAN_FILE).write_text(plan.to_json())
-    _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
-    with _passing_on(folder) as asked:
-        code = _run(folder)
+    from trainmaster.cli.training import _second_start
+
+    _second_start.settle(_checkpoints(wanted), stop=stop_other, attach=attach)
+    code, fruitless = 1, 0
+    for number in range(1, attempts + 1):
+        plan = _plan(wanted, ranks)
+        folder = Path(plan.folder)
+        folder.mkdir(parents=True)
+        (folder / PLAN_FILE).write_text(plan.to_json())
+        _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
+        with _passing_on(folder) as asked:
+            code = _run(folder)
+        record = _read_record(folder)
+        fruitless = 0 if record is not None and record.saved_since else fruitless + 1
+        if asked or number == attempts or not _may_go_on(code, record, plan, fruitless):
+            break
+        reason = record.reason if record is not None and record.reason is not None else Reason.CRASHED
+        _console.note(f"{reason}; start {number + 1} of {attempts} goes on from the newest checkpoint")
+        time.sleep(reason.rule.rest_s if reason.rule.rest_s > _QUICK_S else 1.0)
     if asked and code == 1:
         _console.note("interrupted before anything was saved")
         code = interrupt.INTERRUPTED
     elif code == RESUMABLE_EXIT:
         _console.note("saved and stopped; the same command goes on from there")
     raise typer.Exit(code)
+
+
+def _read_record(folder: Path) -> ExitRecord | None:
+    """How the agent says that it ended; None for one that was killed."""
+    try:
+        return ExitRecord.read((folder / EXIT_FILE).read_bytes(), attempt=folder.name)
+    except OSError:
+        return None
+
+
+def _may_go_on(code: int, record: ExitRecord | None, plan: Plan, fruitless: int) -> bool:
+    """Whether a run that failed goes on by itself: it has a checkpoint, and one of its last two starts saved."""
+    if code in (0, RESUMABLE_EXIT, UsageError.exit_code) or fruitless >= _FRUITLESS:
+        return False
+    if fruitless and not any(Path(plan.checkpoints).glob("step-*")):
+        return False
+    rule = (record.reason if record is not None and record.reason is not None else Reason.CRASHED).rule
+    return rule.retry or rule.by_progress
 
 
 def join_options(words: Sequence[str]) -> list[str]:
@@ -110,8 +154,12 @@ def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:
     return config, ranks
 
 
+def _checkpoints(config: TrainConfig) -> Path:
+    return Path(config.checkpoint.folder or os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
+
+
 def _plan(config: TrainConfig, processes: int) -> Plan:
-    checkpoints = Path(config.checkpoint.folder or os.environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
+    checkpoints = _checkpoints(config)
     attempt = f"{uuid.uuid4()}.1"
     started = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     spec = JobSpec(
@@ -127,7 +175,7 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
 
 def _run(folder: Path) -> int:
     """The agent in the foreground, with what rank 0 prints; its exit code."""
-    from trainmaster.node.owner import name_process
+    from trainmaster.node.owner import is_stopped, name_process
 
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
@@ -135,11 +183,14 @@ def _run(folder: Path) -> int:
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
     with TrainView() as view:
-        offset = 0
+        offset, told = 0, False
         while agent.poll() is None:
-            offset = _show_from(log, offset, view)
+            offset = show_from(log, offset, view)
+            if is_stopped(agent.pid) and not told:
+                told = True
+                _console.note(f"the agent (process {agent.pid}) is stopped; `kill -CONT {agent.pid}` lets it go on")
             time.sleep(_LOOK_S)
-        _show_from(log, offset, view)
+        show_from(log, offset, view)
     return agent.returncode
 
 
@@ -169,7 +220,8 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _show_from(log: Path, offset: int, view: TrainView) -> int:
+def show_from(log: Path, offset: int, view: TrainView) -> int:
+    """Show what a log holds from an offset on; the offset of its end."""
     try:
         with log.open("rb") as file:
             file.seek(offset)

@@ -21,7 +21,7 @@ from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
-from trainmaster.node.owner import name_process
+from trainmaster.node.owner import is_gone, name_process
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
 from trainmaster.train.drill.judge import Damaged, Resume
@@ -76,7 +76,10 @@ class Drill:
     def run(self) -> Proof:
         started = time.monotonic()
         shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else self.folder  # noqa: S108 (made below, mode 0700)
-        memory = shared / f"trainmaster-drill-{uuid.uuid4().hex[:12]}"
+        for left in shared.glob("trainmaster-drill-*"):  # of drills that were killed
+            if is_gone(left.name.removeprefix("trainmaster-drill-").partition("-")[0]):
+                shutil.rmtree(left, ignore_errors=True)
+        memory = shared / f"trainmaster-drill-{name_process()}-{uuid.uuid4().hex[:12]}"
         try:
             memory.mkdir(mode=0o700)
             reference = self._undisturbed(memory)

@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
-	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills outages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers testbed-k8s
 
 help: ## this list
@@ -82,6 +82,9 @@ secrets: $(VENV)/.dev ## 42 shapes of secrets in every field of the API; then ro
 
 rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and under torchrun --max-restarts
 	TRAINMASTER_KILL_MOMENTS=10 $(BIN)/pytest tests/e2e/test_killed_ranks.py
+
+owner-kills: $(VENV)/.dev ## kill commands, agents, torchrun and servers at 30 seeded moments: nothing outlives its owner
+	TRAINMASTER_OWNER_KILLS=30 $(BIN)/pytest tests/e2e/test_owner_kills.py
 
 outages: $(VENV)/.dev ## database, storage and disk unavailable for a minute while a job runs
 	TRAINMASTER_OUTAGE_S=60 $(BIN)/pytest tests/control/test_outages.py -o timeout=900

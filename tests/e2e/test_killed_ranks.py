@@ -116,9 +116,9 @@ def undisturbed(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) 
     return {data["step"]: data["loss"] for data in told}
 
 
-def torchrun(folder: Path, *, restarts: int) -> subprocess.Popen[bytes]:
+def torchrun(folder: Path, *, restarts: int, config: dict[str, Any] = CONFIG) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

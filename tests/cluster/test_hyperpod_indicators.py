@@ -15,8 +15,12 @@ from trainmaster.cluster.hyperpod import indicators, manifest, objects, run
 from trainmaster.cluster.hyperpod.indicators import Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
 from trainmaster.cluster.hyperpod.pods import Restart, find_restarts, parse_gpu_metrics, parse_smi, sample_gpus
+from trainmaster.core import gpus
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
+from trainmaster.core.schema import build
+from trainmaster.estimate import Cluster, estimate
 
 RESTART = Restart(pod="pod-1", container="sidecar", restarts=1, exit_code=1, reason="Error")
 FALLING = [5.0, 4.0, 3.0, 2.5, 2.2, 2.0]
@@ -74,7 +78,10 @@ CASES: list[tuple[str, str, Measurements, str]] = [
     ("network", "skip", healthy(network_gbps=None, efa=False), "the limit of 10 Gbps is that of EFA"),
     ("network", "skip", healthy(network_gbps=None, pods_wanted=1), "one pod"),
     ("throughput", "fail", healthy(tokens_per_s=40_000.0), "below 90%"),
-    ("throughput", "error", healthy(baseline_tokens_per_s=None), "no baseline"),
+    ("throughput", "skip", healthy(baseline_tokens_per_s=None), "50,000 tokens/s, not judged"),
+    ("no_nccl_timeout", "fail", healthy(logs=logs(faults=["OFI error: x"])), "pod-0: OFI error"),
+    ("network", "fail", healthy(wrong_rows=["8 wrong values: 64"]), "wrong values"),
+    ("network", "fail", healthy(wrong_rows=["8 wrong values: 64"], efa=False), "wrong values"),
     ("throughput", "error", healthy(baseline_tokens_per_s=float("nan")), "no baseline"),
     ("throughput", "error", healthy(baseline_tokens_per_s=0.0), "no baseline"),
     ("throughput", "error", healthy(tokens_per_s=None), "no rate"),
@@ -107,6 +114,63 @@ def test_a_healthy_cluster_passes_a_bad_one_fails_an_unmeasured_one_is_incomplet
     assert judge(healthy(efa=False, network_gbps=None), indicators.FULL)[1] is Overall.PASS
     assert judge(healthy(network_gbps=None), indicators.FULL)[1] is Overall.INCOMPLETE
     assert judge(healthy(network_gbps=7.2, gpu_percent=None), indicators.FULL)[1] is Overall.FAIL
+
+
+# In the words of NCCL, PyTorch's ProcessGroupNCCL, aws-ofi-nccl and the driver.
+ERRORS = {
+    "NCCL heartbeat monitor": "[rank3]:[F] [PG ID 0 Rank 3] Heartbeat monitor timed out! Process will be terminated "
+    "after dumping debug info. workMetaList_.size()=1",
+    "NCCL remote error": "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+    "prematurely.",
+    "NCCL system error": "RuntimeError: NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21.5",
+    "NCCL internal or CUDA error": "ncclUnhandledCudaError: Call to CUDA function failed.",
+    "InfiniBand completion with error": "n1:7:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with "
+    "status=12 opcode=0 len=0 vendor err 129 (Recv)",
+    "OFI error": "n1:7:9 [0] NCCL WARN NET/OFI Request 0x7f completed with error. RC: 5. Error: unreachable",
+    "uncorrectable ECC": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+}
+HARMLESS = (
+    "NCCL INFO NET/OFI Selected Provider is efa", "Heartbeat monitor is enabled", "NET/OFI no errors so far: no error",
+    "#  size count type redop root time algbw busbw #wrong time algbw busbw #wrong", "# Out of bounds values : 0 OK",
+    "   67108864      16777216     float     sum      -1    812.1   82.63  144.61      0    811.0   82.7  144.8      0",
+    "CUDA error checks are off; with TORCH_NCCL_ASYNC_ERROR_HANDLING=1 the process will not wait",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_an_error_of_a_collective_is_named(kind: str) -> None:
+    log = PodLog()
+    log.put(b"2026-01-01T00:00:00Z " + ERRORS[kind].encode())
+    ((result,), overall) = judge(healthy(logs=logs(faults=log.faults, nccl_timeouts=log.nccl_timeouts)), QUIET)
+    assert overall is Overall.FAIL and kind.rsplit(maxsplit=1)[-1] in result.findings[0].reason, (log, result)
+
+
+QUIET = ["no_nccl_timeout"]
+
+
+def test_lines_of_a_healthy_run_are_no_errors() -> None:
+    log = PodLog()
+    for line in HARMLESS:
+        log.put(line.encode())
+    assert (log.faults, log.nccl_timeouts, log.wrong_rows) == ([], [], [])
+
+
+def test_wrong_values_in_a_table_are_counted() -> None:
+    log = PodLog()
+    for line in (HARMLESS[5].replace("144.61      0", "144.61      8"), "# Out of bounds values : 12 FAILED"):
+        log.put(line.encode())
+    log.put(row(wrong=[{"rank": 1}]))
+    assert len(log.wrong_rows) == 3 and log.wrong_rows[0].startswith("8 wrong values: 67108864")
+
+
+def test_the_shipped_job_fits_its_own_limits_on_every_cluster_of_40_gb_and_more() -> None:
+    config = build(TrainConfig, manifest._TRAIN)
+    for name in ("A100-SXM4-40GB", "A100-SXM4-80GB", "H100-SXM", "H200", "B200"):
+        planned = estimate(config, Cluster(gpu=gpus.find_gpu(name), gpus=8, gpus_per_node=8, bus_gbps=100.0))
+        assert planned.fits and planned.memory.needed < indicators.MEMORY_LIMIT_GIB * 2**30, name
+        assert planned.speed is not None and planned.speed.step_s * 6 < 60, (
+            "four losses in the minute of the quick test"
+        )
 
 
 def row(**more: Any) -> bytes:

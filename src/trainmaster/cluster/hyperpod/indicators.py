@@ -45,6 +45,7 @@ class Measurements:
     gpu_percent: float | None = None
     gpu_memory_gib: float | None = None
     network_gbps: float | None = None
+    wrong_rows: Sequence[str] = ()  # of that all-reduce, or of a table in the job's own logs
     network_fault: str = ""  # NCCL timeout of the all-reduce between the pods
     efa: bool = True  # whether the pods ask for EFA devices
     tokens_per_s: float | None = None
@@ -118,6 +119,11 @@ def no_nccl_timeout(measured: Measurements) -> Finding:
     if timeouts:
         pod, line = next(iter(timeouts.items()))
         return fail(f"{pod}: {line}", action="find the node with: trainmaster isolate", pods=timeouts)
+    faults = {pod: log.faults[0] for pod, log in measured.logs.items() if log.faults}
+    if faults:
+        pod, line = next(iter(faults.items()))
+        action = "drain its node and reset the GPU" if "ECC" in line else "find the node with: trainmaster isolate"
+        return fail(f"{pod}: {line}", action=action, pods=faults)
     if (missing := _count_unread(measured)) > 0:
         text = f"no whole log of {missing} of {measured.pods_wanted} pods"
         return error(text, action="read them with: make logs-all")
@@ -187,13 +193,19 @@ def gpu_memory(measured: Measurements) -> Finding:
 def network(measured: Measurements) -> Finding:
     """All-reduce between the pods. The limit is that of EFA; what other networks should reach is not known here."""
     value = measured.network_gbps
-    if measured.pods_wanted == 1:
+    if measured.pods_wanted == 1 and not measured.wrong_rows:
         return skip("one pod has no network between nodes", proof="the manifest asks for one pod")
-    if not measured.efa:
+    if not measured.efa and not measured.wrong_rows:
         seen = "" if value is None else f"{value:.1f} Gbps between nodes; "
         return skip(
             f"{seen}the limit of {NETWORK_LIMIT_GBPS:.0f} Gbps is that of EFA",
             proof="the pods of the manifest ask for no vpc.amazonaws.com/efa",
+        )
+    if measured.wrong_rows:
+        return fail(
+            f"the all-reduce gave wrong values: {measured.wrong_rows[0]}",
+            action="find the node with: trainmaster isolate; do not train on it",
+            rows=list(measured.wrong_rows),
         )
     if measured.network_fault:
         return fail(measured.network_fault, action="find the node with: trainmaster isolate")
@@ -213,8 +225,11 @@ def throughput(measured: Measurements) -> Finding:
     if rate is None:
         return error("no rate in the logs", action="watch longer with --monitor-duration")
     if baseline is None or not (math.isfinite(baseline) and baseline > 0):
-        return error(
-            f"{rate:,.0f} tokens/s; no baseline to compare with", action="give one with --baseline-tokens-per-s"
+        if baseline is not None:
+            return error(f"{rate:,.0f} tokens/s; {baseline} is no baseline", action="give one above 0")
+        return skip(
+            f"{rate:,.0f} tokens/s, not judged; give a rate to compare with: --baseline-tokens-per-s",
+            proof="the test was given no baseline",
         )
     text = f"{rate:,.0f} tokens/s, {rate / baseline:.0%} of the baseline"
     if rate < _BASELINE_SHARE * baseline:

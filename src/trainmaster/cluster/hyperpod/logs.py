@@ -25,9 +25,27 @@ _NCCL_TIMEOUT = re.compile(
     r"\bNCCL (?:operation |watchdog |collective )?(?:timed out|timeout\b(?!\s*(?:to|of|is|set|[:=])\s*\d))",
     re.IGNORECASE,
 )
+# What ends or will end a collective without a time-out of its own. The words are NCCL's, PyTorch's (ProcessGroupNCCL),
+# the OFI plugin's and the kernel driver's own.
+_FAULTS = (
+    ("NCCL heartbeat monitor", r"heartbeat monitor(?:ing)?\b.*\b(?:timed? ?out|terminat|stuck|no heartbeat)"),
+    ("NCCL remote error", r"\bncclRemoteError\b|remote process exited or there was a network error"),
+    ("NCCL system error", r"\bncclSystemError\b|unhandled system error"),
+    ("NCCL internal or CUDA error", r"\bncclInternalError\b|\bncclUnhandledCudaError\b|unhandled cuda error"),
+    ("InfiniBand completion with error", r"\bcompletion\b.*\bwith (?:error|status=[1-9])|completion with error"),
+    ("OFI error", r"\bNET/OFI\b.*\b(?:error|failed|failure|unrecoverable)\b"),
+    ("uncorrectable ECC", r"uncorrectable ECC error|\bXid\b.*:\s*(?:48|94|95)\b"),
+)
+_FAULT = {what: re.compile(shape, re.IGNORECASE) for what, shape in _FAULTS}
+_NO_FAULT = re.compile(r"\bno error|heartbeat monitor(?:ing)? (?:is )?(?:en|dis)abled", re.IGNORECASE)
 _NCCL_READY = re.compile(r"\bNCCL INFO\b.*\bInit COMPLETE\b")
 _BANDWIDTH = ('{"row":', '{"report":')
 _NCCL_TESTS = re.compile(r"^# Avg bus bandwidth\s*:\s*(\d+(?:\.\d+)?)\s*$")  # last line of NVIDIA's nccl-tests, in GB/s
+# A row of nccl-tests: size, count, type, redop, root, then time, algbw, busbw and #wrong, out of place and in place.
+_TABLE_ROW = re.compile(
+    r"^\s*\d+\s+\d+\s+[a-z]\w*\s+\w+\s+-?\d+\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+(\d+|N/A)(?:\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+(\d+|N/A))?\s*$"
+)
+_OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values\s*:\s*(\d+)")
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?)\d*(Z|[+-]\d\d:\d\d) ")
 _RANK_MARK = re.compile(r"^\[[^\]]*\d\]:")
 
@@ -44,6 +62,8 @@ class PodLog:
     samples_per_s: list[float] = field(default_factory=list)
     memory_gib: float | None = None
     nccl_timeouts: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # other errors of collectives and GPUs, each with its kind
+    wrong_rows: list[str] = field(default_factory=list)  # of a table of collectives whose values are wrong
     nccl_ready_at: datetime | None = None
     first_loss_at: datetime | None = None
     busbw_gb_s: list[float] = field(default_factory=list)  # of all-reduces between the pods, in GB/s
@@ -68,10 +88,14 @@ class PodLog:
         text = _RANK_MARK.sub("", text).lstrip()
         if _NCCL_TIMEOUT.search(text):
             self.nccl_timeouts.append(text[:300])
+        elif (what := _find_fault(text)) is not None:
+            self.faults.append(f"{what}: {text[:300]}")
         if text.startswith(_BANDWIDTH):
             self._put_bandwidth(text)
         elif match := _NCCL_TESTS.search(text):
             _append(self.busbw_gb_s, float(match[1]))
+        elif wrong := _count_wrong(text):
+            self.wrong_rows.append(f"{wrong} wrong values: {' '.join(text.split())[:200]}")
         if _NCCL_READY.search(text) and self.nccl_ready_at is None:
             self.nccl_ready_at = at
         if (beat := heartbeat.parse(text)) is not None:
@@ -90,7 +114,9 @@ class PodLog:
             document = json.loads(text)
             self.bandwidth_over |= "report" in document
             row = document["row"]
-            if len(row["heard"]) == row["ranks"] and not row["wrong"]:
+            if row["wrong"]:
+                self.wrong_rows.append(f"{row.get('size_bytes', '?')} bytes: {json.dumps(row['wrong'])[:200]}")
+            elif len(row["heard"]) == row["ranks"]:
                 _append(self.busbw_gb_s, row["busbw_gbps"])
 
     def _put_event(self, text: str) -> None:
@@ -111,6 +137,18 @@ class PodLog:
     @property
     def loss_curve(self) -> list[float]:
         return self.losses or self.beat_losses
+
+
+def _count_wrong(text: str) -> int:
+    """Wrong values that a row or the summary of nccl-tests states."""
+    match = _TABLE_ROW.match(text) or _OUT_OF_BOUNDS.match(text)
+    return sum(int(count) for count in match.groups() if count not in (None, "N/A")) if match else 0
+
+
+def _find_fault(text: str) -> str | None:
+    """The kind of error in a line; None where there is none, or the line only says what would happen."""
+    found = next((what for what, shape in _FAULT.items() if shape.search(text)), None)
+    return None if found is None or _NO_FAULT.search(text) else found
 
 
 def _append(values: list[float], value: object) -> None:

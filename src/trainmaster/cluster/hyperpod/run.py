@@ -33,7 +33,7 @@ from trainmaster.targets.kubernetes.logs import LogReader
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
 
-_READ_LIMIT_S = 180.0
+_READ_LIMIT_S = 900.0  # 96 GB of an 8B model with its optimizer state, at 107 MB/s or more
 _NETWORK_LIMIT_S = 180.0
 _LAST_READINGS = 3  # of a log that could not be read at the end
 _EARLY_S = 2.0  # a start is known to the second
@@ -230,7 +230,8 @@ class _Test:
         swept = [*self._network.values(), *logs.values()]
         speeds = [speed for log in swept for speed in log.busbw_gb_s]
         measured.network_gbps = 8 * max(speeds) if speeds else None
-        measured.network_fault = next((log.nccl_timeouts[0] for log in swept if log.nccl_timeouts), "")
+        measured.network_fault = next((line for log in swept for line in (*log.nccl_timeouts, *log.faults)), "")
+        measured.wrong_rows = [row for log in swept for row in log.wrong_rows]
         used = [log.memory_gib for log in logs.values() if log.memory_gib is not None]
         measured.gpu_memory_gib = max(used, default=None)
         rates: list[list[float]] = [log.tokens_per_s for log in logs.values() if log.tokens_per_s]

@@ -9,11 +9,15 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine
+from trainmaster.api.run import EpochLoss, EvaluationResult, IterationPhase, IterationSummary
 from trainmaster.cli._views.follow import View
+from trainmaster.cli.jobs.show import _print_iteration
 from trainmaster.core.states import Stage, Status
 
 
@@ -59,6 +63,52 @@ def test_the_last_lines_name_the_outputs_and_the_signal(tmp_path: Path) -> None:
     assert reason in ended
     shown = run("show", "b", home=home).stdout
     assert shown.count(reason) == 1 and "\n    1\n" not in shown, "the same line once"
+
+
+def event(phase: str, name: str, data: dict[str, Any], *, epoch: int | None = None) -> Event:
+    return Event(
+        attempt="x.1", stream="events.jsonl", offset=0, length=1, ts=None, seq=None, phase=phase, event=name,
+        iteration=2, epoch=epoch, data=data, extra={}, fault=None, text=None,
+    )  # fmt: skip
+
+
+def test_events_of_a_program_of_another_kind_are_shown_without_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    view = View()
+    for row in (
+        event("ITERATION", "start", {"config": {}}),
+        event("TRAJECTORY", "start", {}),
+        event("TRAJECTORY", "end", {"duration": 8}),
+        event("TRAINING", "start", {"config": {"lr": 0.1}}),
+        event("STEP", "metrics", {"step": 1}),
+        event("TRAINING", "epoch_complete", {"avg_loss": 0.5}, epoch=3),
+        event("TRAINING", "end", {}),
+        event("EVAL_MODEL", "metrics", {"model_id": "m7", "metrics": {"f1": 0.895}}),
+        event("CHECKPOINT", "saved", {}),
+        event("CHECKPOINT", "failed", {}),
+        event("ITERATION", "end", {"time_taken": 9}),
+    ):
+        view.show_event(row)
+    assert capsys.readouterr().out.splitlines() == [
+        "iteration 2 begins", "trajectories of iteration 2 begins", "trajectories of iteration 2 ends after 8.0 s",
+        "training of iteration 2 begins", "step 1", "epoch 3 of iteration 2: avg_loss 0.5",
+        "training of iteration 2 ends", "eval of m7: f1 0.895", "checkpoint saved",
+        "checkpoint failed: no reason stated", "iteration 2 ends after 9.0 s",
+    ]  # fmt: skip
+
+
+def test_show_lists_iterations_epochs_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_iteration(
+        IterationSummary(
+            number=2, completed=True, seconds=25.0, epochs=12,
+            phases=(IterationPhase(kind="traj_gen", seconds=8.0), IterationPhase(kind="training", seconds=None)),
+            newest_epochs=(EpochLoss(number=12, avg_loss=0.5),),
+            evaluations=(EvaluationResult(model_id="m7", metrics={"f1": 0.9}),),
+        )
+    )  # fmt: skip
+    assert capsys.readouterr().out.splitlines() == [
+        "iteration 2: completed 25.0 s (traj_gen 8.0 s, training)", "    epoch 12 of 12 loss 0.5000",
+        "    evaluation m7 f1 0.9",
+    ]  # fmt: skip
 
 
 def test_a_job_that_waits_says_for_what_once(capsys: pytest.CaptureFixture[str]) -> None:

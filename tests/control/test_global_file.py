@@ -45,6 +45,29 @@ def run_all(db: Database, home: Path, ids: list[str]) -> None:
 
 
 @pytest.mark.spawns
+def test_inputs_of_a_local_job_lie_in_its_working_folder(db: Database, tmp_path: Path) -> None:
+    for name in ("sets/train.jsonl", "sets/c.yaml", "bin/go.sh"):
+        place = tmp_path / "home" / "storage" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"#!/bin/sh\ngrep -q sets/train data/train.jsonl && grep -q c.yaml configs/c.yaml # {name}")
+    inputs = {"train": "sets/train.jsonl", "config": "sets/c.yaml", "script": "bin/go.sh"}
+    spec = {"name": "seed", "command": ["./scripts/go.sh"], "inputs": inputs, "preflight": {"level": 0}}
+    run_all(db, tmp_path / "home", [submitting.submit(db, parse_spec(spec)).id])
+
+
+def test_inputs_are_refused_where_the_target_brings_none(db: Database, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("kind: job\nimage: x\n")
+    spec = {
+        "name": "a",
+        "command": ["x"],
+        "inputs": {"train": "sets/x"},
+        "target": f"kubernetes:{tmp_path}/cluster.yaml",
+    }
+    with pytest.raises(SpecError, match="brings no inputs to its machines"):
+        submitting.submit(db, parse_spec(spec))
+
+
+@pytest.mark.spawns
 def test_three_jobs_at_once_each_keep_all_their_rows(db: Database, tmp_path: Path) -> None:
     script = tmp_path / "project"
     script.mkdir()

@@ -47,6 +47,17 @@ def test_project_end_calculates_time_taken(db: Database) -> None:
     assert job_of(db, not_stated).time_taken == 90.0
 
 
+def test_the_agents_own_project_events_do_not_replace_those_of_the_program(db: Database) -> None:
+    begun = line(0, "PROJECT", "start", data={"attempt": "x.1", "host": "box", "version": "0.1"})
+    ended = line(97, "PROJECT", "end", data={"ok": True, "reason": None, "message": "", "time_taken": 97.5})
+    own = (line(5, "PROJECT", "start", data={"name": "x"}), line(90, "PROJECT", "end", data={"duration": 4.0}))
+    for lines in ((begun, *own, ended), (*own, begun, ended), (ended, *reversed(own), begun)):
+        job = job_of(db, said(db, *lines))
+        assert (job.project_started_at, job.time_taken) == (utc(5), 4.0)
+    silent = job_of(db, said(db, begun, ended))
+    assert (silent.project_started_at, silent.time_taken) == (utc(0), 97.5), "the agent's, where the program is silent"
+
+
 def test_timestamps_parsed_correctly_ist(db: Database) -> None:
     job = job_of(db, said(db, b'{"ts":"2025-11-04T15:30:00","phase":"PROJECT","event":"start"}\n'))
     assert job.project_started_at is not None

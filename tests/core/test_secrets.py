@@ -11,8 +11,8 @@ import pytest
 
 from trainmaster.core import schema
 from trainmaster.core.errors import SpecError
-from trainmaster.core.secret_shapes import hide, recognise
-from trainmaster.core.secrets import find_in_spec
+from trainmaster.core.secret.in_spec import find_in_spec
+from trainmaster.core.secret.shapes import hide, recognise
 from trainmaster.core.spec import parse_spec
 
 PICK = random.Random(7)

@@ -241,7 +241,7 @@ def test_a_database_that_cannot_be_opened_keeps_its_password(url: str, tmp_path:
 
 
 def test_what_only_sounds_like_a_secret_is_let_in(tmp_path: Path) -> None:
-    from trainmaster.core.secrets import find_in_spec
+    from trainmaster.core.secret.in_spec import find_in_spec
     from trainmaster.core.spec import JobSpec
 
     env = {"EOS_TOKEN": "<|endoftext|>", "TOKENIZERS_PARALLELISM": "false", "SORT_KEY": "loss", "PATH": "/usr/bin:/bin"}

@@ -230,6 +230,7 @@ def test_global_json_is_malformed(made: Boxes, ended: dict[str, JobRow]) -> None
 
 
 def test_global_json_missing(made: Boxes, ended: dict[str, JobRow]) -> None:
+    """A program need not write one: its job completes, with the agent's own events and no records of training."""
     job = ended["missing"]
     assert job.status is Status.COMPLETED, (job.reason, job.message)
     assert iterations.list_iterations(made.db, job.id) == [] and events.count_faults(made.db, job.id) == 0

@@ -31,12 +31,16 @@ def soaked() -> dict[str, Any]:
     return found
 
 
-def test_monitor_runs_for_2_hours_without_issues(soaked: dict[str, Any]) -> None:
+def test_two_hours_of_events_are_watched_in_a_sample_of_24_seconds(soaked: dict[str, Any]) -> None:
+    """Not two hours of real time: `make soak-ssh` watches for as long as it is told (20 minutes in docs/LOG.md)."""
     assert soaked["watched_events"] == 1440 and soaked["watched_hours"] >= 1.99, "two hours by the events' own times"
 
 
 def test_memory_usage_stays_stable(soaked: dict[str, Any]) -> None:
-    assert sum(soaked["jobs"].values()) >= 3 and len(soaked["memory_mib"]) == 3
+    """The median of each third of the run; the first one still loads modules."""
+    assert sum(soaked["jobs"].values()) >= 3, "jobs came and went meanwhile"
+    _, second, third = soaked["memory_mib"]
+    assert abs(third - second) <= 0.1 * second, soaked["memory_mib"]
 
 
 def test_memory_does_not_leak(soaked: dict[str, Any]) -> None:

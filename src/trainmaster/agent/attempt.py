@@ -9,7 +9,7 @@ import platform
 import time
 import traceback
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from trainmaster import __version__
@@ -17,6 +17,7 @@ from trainmaster.agent import container, preflight, processes, workload
 from trainmaster.agent.diagnose import Outcome, mask
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.watch import Signals, Watch
+from trainmaster.core.compat import UTC
 from trainmaster.core.plan import CHECKPOINTS_VARIABLE, EVENTS_FILE, ExitRecord, Plan
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter

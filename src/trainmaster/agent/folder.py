@@ -11,9 +11,10 @@ import errno
 import fcntl
 import os
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import TargetError
 from trainmaster.core.files import sync
 from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, ExitRecord

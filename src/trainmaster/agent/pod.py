@@ -20,11 +20,12 @@ import tarfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from trainmaster.agent.diagnose import judge, mask, read_tail
 from trainmaster.agent.mirror import Mirror
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import (
     AGENT_LOG,

@@ -15,9 +15,10 @@ import contextlib
 import os
 import stat
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.events import parse, render
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import GLOBAL_FILE, zone_of

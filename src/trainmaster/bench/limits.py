@@ -8,13 +8,13 @@ another. Without a match the answer is "no baseline", never a guess.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
 
+from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 
@@ -55,7 +55,7 @@ class Baseline:
 def load() -> tuple[Baseline, ...]:
     """All shipped baselines."""
     text = resources.files("trainmaster.bench").joinpath("data", "collectives.toml").read_text(encoding="utf-8")
-    return tuple(parse(tomllib.loads(text)))
+    return tuple(parse(read_toml(text)))
 
 
 def parse(document: Mapping[str, Any]) -> list[Baseline]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 from trainmaster.bench.limits import FAIL_BELOW, WARN_BELOW, parse_size, render_size
+from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import UsageError
 from trainmaster.core.node_links import LATENCY_BOUND, SHARES, Link, find_node_link
 from trainmaster.core.results import Finding, Verdict, fail, ok, warn
@@ -40,11 +40,11 @@ def find_link(*, instance: str | None, nodes: int, gpu: str | None = None, gpus:
 def parse_site(text: str) -> dict[str, dict[int, float]]:
     """A site's own figures: `[all_reduce]` with `"1G" = 85.0`, bus bandwidth in GB/s that a healthy run reaches."""
     try:
-        document = tomllib.loads(text)
+        document = read_toml(text)
         return {
             name: {parse_size(size): _figure(gbps) for size, gbps in rows.items()} for name, rows in document.items()
         }
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError, ValueError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise UsageError(f'--baseline: write [all_reduce] and below it "1G" = 85.0 ({error})') from None
 
 
@@ -176,4 +176,4 @@ def largest(finding: Finding) -> tuple[int, float] | None:
 @functools.cache
 def _network() -> Mapping[str, float]:
     text = resources.files("trainmaster.bench").joinpath("data", "links.toml").read_text(encoding="utf-8")
-    return {name: float(value) for name, value in tomllib.loads(text)["network_gbit"].items()}
+    return {name: float(value) for name, value in read_toml(text)["network_gbit"].items()}

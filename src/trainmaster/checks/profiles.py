@@ -11,12 +11,12 @@ import contextlib
 import difflib
 import functools
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import Fault, HostError, SpecError
 from trainmaster.core.expect import Expect, build_expect, parse_word
 from trainmaster.core.gpus import GpuModel, find_gpu, gpus, of_gpu, why_unsupported
@@ -148,7 +148,7 @@ def instances() -> Mapping[str, Instance]:
 
 
 def _load(name: str) -> dict[str, Any]:
-    return tomllib.loads((resources.files("trainmaster.checks") / "data" / name).read_text(encoding="utf-8"))
+    return read_toml((resources.files("trainmaster.checks") / "data" / name).read_text(encoding="utf-8"))
 
 
 def _facts(word: str | Mapping[str, object]) -> tuple[str | None, dict[str, object]]:

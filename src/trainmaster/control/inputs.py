@@ -13,11 +13,11 @@ import os
 import re
 from pathlib import Path
 
-from trainmaster.core.errors import NoSignedUrls, UsageError
+from trainmaster.core.errors import Fault, NoSignedUrls, SpecError, UsageError
 from trainmaster.core.plan import WORK_FOLDER
 from trainmaster.core.spec import JobSpec
 from trainmaster.storage import Store, open_store
-from trainmaster.targets import Pull
+from trainmaster.targets import FetchesInputs, Pull, Target
 
 ALLOWED_VARIABLE = "TRAINMASTER_INPUTS"
 FOLDERS = {"train": "data", "eval": "data", "config": "configs", "script": "scripts"}
@@ -25,9 +25,21 @@ _VALID_S = 6 * 3600  # of a signed address: a pull of a terabyte takes hours
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
+def refuse_unserved(spec: JobSpec, target: Target) -> None:
+    """SpecError where inputs have to be brought to the machines and the target does not do that."""
+    if not isinstance(target, FetchesInputs) and (brought := list(_find_brought(spec))):
+        message = f"{spec.target} brings no inputs to its machines; write an absolute path that they have"
+        raise SpecError([Fault(path=f"inputs.{name}", message=message) for name in brought])
+
+
+def _find_brought(spec: JobSpec) -> dict[str, str]:
+    """Inputs that the machines do not have already, by field."""
+    return {name: place for name in FOLDERS if (place := getattr(spec.inputs, name)) and not place.startswith("/")}
+
+
 def find_pulls(spec: JobSpec, storage: Store) -> tuple[Pull, ...]:
     """What the machines of a job have to pull; ObjectMissing where one is not there. Asks the storage: in a thread."""
-    places = {name: place for name in FOLDERS if (place := getattr(spec.inputs, name)) and not place.startswith("/")}
+    places = _find_brought(spec)
     names: dict[str, str] = {}
     for name, place in places.items():
         other = names.setdefault(f"{FOLDERS[name]}/{place.rpartition('/')[2]}", name)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.core.errors import AccessRefused, TrainmasterError, UsageError
-from trainmaster.core.secret_shapes import recognise
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import audit, known_targets
 from trainmaster.store.database import Connection, Database

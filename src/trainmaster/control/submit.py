@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
-from trainmaster.control import budget, known_targets, workdir
+from trainmaster.control import budget, inputs, known_targets, workdir
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
-from trainmaster.core.secrets import find_in_spec
+from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
 from trainmaster.store.database import Database
@@ -44,6 +44,7 @@ def submit_once(
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
     target = load(word)
+    inputs.refuse_unserved(spec, target)
     planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
     price = budget.price_of(spec, planned.handle)
     if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):

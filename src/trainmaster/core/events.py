@@ -13,9 +13,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
-from enum import StrEnum
+from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Any
+
+from trainmaster.core.compat import UTC, StrEnum, parse_iso_time
 
 
 class Phase(StrEnum):
@@ -202,7 +203,7 @@ def parse_time(value: object, *, zone: tzinfo) -> datetime | None:
             text = value.strip()
             if text.endswith("IST"):  # of programs in India; no other zone's letters are read, several mean many
                 text, zone = text[:-3].rstrip(), _INDIA
-            when = datetime.fromisoformat(text)
+            when = parse_iso_time(text)
             if when.tzinfo is UTC:
                 return when
             return (when if when.tzinfo else when.replace(tzinfo=zone)).astimezone(UTC)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from typing import Any
+
+from trainmaster.core.compat import read_toml
 
 UNVERIFIED = "unverified"  # the source of a fact that no document states
 
@@ -62,7 +63,7 @@ def of_gpu(product: str | None) -> GpuModel | None:
 def gpus() -> Mapping[str, GpuModel]:
     """Every GPU model of data/gpus.toml."""
     text = (resources.files("trainmaster.core") / "data" / "gpus.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
+    document = read_toml(text)
     return {name: _gpu_model(name, row, document["source"]) for name, row in document["gpu"].items()}
 
 
@@ -70,7 +71,7 @@ def gpus() -> Mapping[str, GpuModel]:
 def unsupported() -> Mapping[str, str]:
     """Models of other vendors that users may name, with the reason why no check can judge them."""
     text = (resources.files("trainmaster.core") / "data" / "gpus.toml").read_text(encoding="utf-8")
-    return {_plain(name): why for name, why in tomllib.loads(text)["unsupported"].items()}
+    return {_plain(name): why for name, why in read_toml(text)["unsupported"].items()}
 
 
 def why_unsupported(name: str) -> str | None:

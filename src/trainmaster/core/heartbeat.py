@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
+
+from trainmaster.core.compat import UTC
 
 At = Literal["train", "eval", "save", "load"]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from trainmaster.core import schema
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import SpecError
 from trainmaster.core.events import clean_value
 from trainmaster.core.spec import JobSpec

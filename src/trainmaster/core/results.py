@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
+
+from trainmaster.core.compat import StrEnum
 
 # In the values of a warning: faults that could not be seen here, because rights keep their source from this process.
 UNSEEN = "unseen"

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from trainmaster.core.errors import Fault, SpecError
-from trainmaster.core.secret_shapes import HIDDEN, hide, recognise
+from trainmaster.core.secret.shapes import HIDDEN, hide, recognise
 
 T = TypeVar("T")
 _SHOWN = 60  # characters of a wrong value repeated in its message

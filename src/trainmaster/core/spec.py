@@ -7,9 +7,10 @@ import re
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.container import Container
 from trainmaster.core.errors import Fault, SpecError

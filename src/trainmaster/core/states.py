@@ -8,7 +8,8 @@ trying again can help, and what to do. Every change of stage goes through one do
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from trainmaster.core.compat import StrEnum
 
 
 class Status(StrEnum):

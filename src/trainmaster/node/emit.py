@@ -14,10 +14,11 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.event_catalog import CHECK_VARIABLE, list_faults
 from trainmaster.core.events import Event, render
 

@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import schema
+from trainmaster.core import compat, schema
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import write_whole
@@ -105,7 +105,7 @@ class Node(NodeFiles):
     async def dial(self, address: str, port: int) -> Answer:
         """Whether this node reaches another one."""
         try:
-            async with asyncio.timeout(_DIAL_S):
+            async with compat.timeout(_DIAL_S):
                 _, writer = await asyncio.open_connection(address, port)
         except OSError as error:  # TimeoutError is one
             return {"reached": False, "why": str(error) or f"no answer in {_DIAL_S:g} s"}, b""
@@ -199,7 +199,7 @@ class Node(NodeFiles):
     async def identify(self) -> Answer:
         """Serial numbers of the GPUs, else their UUIDs: a machine may come back under another name."""
         try:
-            async with asyncio.timeout(_IDENTIFY_S):
+            async with compat.timeout(_IDENTIFY_S):
                 process = await asyncio.create_subprocess_exec(
                     "nvidia-smi", "--query-gpu=serial,uuid", "--format=csv,noheader", stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -39,8 +40,8 @@ class Object:
     machine: str = ""  # that pulls: several may share the folder, and each writes a draft of its own
 
 
-def pull(wanted: Object) -> bool:
-    """Put the object at its place; False where it is there already."""
+def pull(wanted: Object, *, source: Path | None = None) -> bool:
+    """Put the object at its place, from its address or from a file here; False where it is there already."""
     place = Path(wanted.place).expanduser()
     if place.is_file() and place.stat().st_size == wanted.size_bytes:
         return False
@@ -51,7 +52,10 @@ def pull(wanted: Object) -> bool:
     key = hashlib.sha256(f"{wanted.version} {wanted.machine}".encode()).hexdigest()[:16]
     part = place.with_name(f".{place.name}.{key}.part")
     try:
-        _fetch(wanted, part)
+        if source is None:
+            _fetch(wanted, part)
+        else:
+            shutil.copyfile(source, part)
         _check(wanted, part)
         part.chmod(wanted.mode)
         part.replace(place)

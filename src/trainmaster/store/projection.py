@@ -35,6 +35,7 @@ from trainmaster.store.spans import Span, read_text, read_whole
 _KINDS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
 _SPANS = frozenset({"PROJECT", "GROUP_ITERATION", "ITERATION", *_KINDS})
 PHASES = _SPANS | {"EVAL_MODEL", "PREFLIGHT"}
+_AGENT = "PROJECT of the agent"  # starts and ends that the agent writes itself
 _OF_ANY_NODE = frozenset({"PREFLIGHT"})  # the second and later nodes repeat what the first one states of the run
 _AT_ONCE = 500  # keys in one query
 _OF_JOB = (t.iterations.c.job_id == bindparam("job"), t.iterations.c.number.in_(bindparam("numbers", expanding=True)))
@@ -74,6 +75,7 @@ class _Fold:
         phase, name = event.phase, event.event
         if name in ("start", "end") and phase in _SPANS:
             number = None if phase in ("PROJECT", "GROUP_ITERATION") else self._number(event)
+            phase = _AGENT if phase == "PROJECT" and _is_of_agent(event) else phase
             span = self._spans.get((phase, number))
             if span is None:
                 span = self._spans[phase, number] = Span()
@@ -184,19 +186,23 @@ class _Fold:
         return read_text((data or {}).get("host"))
 
     def _write_job(self) -> None:
-        project_span, group = self._spans.get(("PROJECT", None)), self._spans.get(("GROUP_ITERATION", None))
-        if project_span is None and group is None:
+        own, agents = self._spans.get(("PROJECT", None)), self._spans.get((_AGENT, None))
+        group = self._spans.get(("GROUP_ITERATION", None))
+        if own is None and agents is None and group is None:
             return
         j = t.jobs.c
         query = select(j.project_started_at, j.aggregate, j.training_config).where(j.id == self._job_id)
         row = self._conn.execute(query.with_for_update()).mappings().one()
         aggregate = dict(row["aggregate"] or {})
         values: dict[str, Any] = {}
-        if project_span is not None:
-            # A job has no column for the end of its project: it is kept with the rest of the aggregate.
-            project_span.merge(began=row["project_started_at"], ended=None, config=None, kept=aggregate.get("project"))
-            aggregate["project"] = project_span.kept()
-            values |= {"project_started_at": project_span.began, "time_taken": project_span.newest_s}
+        if own is not None or agents is not None:
+            # What the program states of its project counts; the agent's own start and end stand in where it is silent.
+            own, agents = own or Span(), agents or Span()
+            own.merge_kept(aggregate.get("program"))
+            agents.merge_kept(aggregate.get("agent"))
+            aggregate |= {"program": own.kept(began=True), "agent": agents.kept(began=True)}
+            seconds = own.newest_s if own.newest_s is not None else agents.newest_s
+            values |= {"project_started_at": own.began or agents.began, "time_taken": seconds}
         if group is not None:
             group.merge(began=None, ended=None, config=row["training_config"], kept=aggregate.get("group"))
             aggregate["group"] = group.kept()
@@ -258,6 +264,11 @@ class _Fold:
             rows.append({"iteration_id": key[0], "kind": key[1], **values})
         changed = ("config", "started_at", "completed_at", "step_time", "aggregate")
         self._conn.execute(upsert(self._conn.dialect.name, t.steps, ("iteration_id", "kind"), changed), rows)
+
+
+def _is_of_agent(event: Event) -> bool:
+    """Whether the agent wrote a start or end of PROJECT: only it names the attempt and the outcome."""
+    return {"attempt", "host"} <= event.data.keys() or {"ok", "reason"} <= event.data.keys()
 
 
 def bound(text: str, limit: int = _INDEXED_CHARACTERS) -> str:

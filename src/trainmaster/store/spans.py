@@ -70,9 +70,16 @@ class Span:
         for part in kept.get("partials", ()):
             _add_exactly(self._partials, part)
 
-    def kept(self) -> dict[str, Any]:
-        """What a later merge needs beside the columns of the row."""
+    def merge_kept(self, kept: Mapping[str, Any] | None) -> None:
+        """Merge what `kept(began=True)` gave: of a span that has no columns of its own."""
+        began = _read_time((kept or {}).get("began"))
+        self.merge(began=began, ended=None, config=None, kept=kept)
+
+    def kept(self, *, began: bool = False) -> dict[str, Any]:
+        """What a later merge needs beside the columns of the row; with the start, where no column has it."""
         state: dict[str, Any] = {}
+        if began and self.began is not None:
+            state["began"] = self.began.isoformat()
         if self.ended is not None:
             state["ended"] = self.ended.isoformat()
         if self._config_key is not None:

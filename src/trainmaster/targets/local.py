@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
+from trainmaster.core.attempt import Handle
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.core.plan import CHECKPOINTS_FOLDER, Plan
-from trainmaster.remote import job_user
+from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER, Plan
+from trainmaster.remote import job_user, pull
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
 from trainmaster.targets._traits import Traits
@@ -56,6 +58,12 @@ def find_job_uid(word: str) -> int | None:
 class Local(AttemptHost):
     """Runs attempts on this machine."""
 
+    fetches_inputs = True
+
+    async def submit(self, submission: Submission) -> Handle:
+        await asyncio.to_thread(_bring, submission)
+        return await super().submit(submission)
+
     def plan(self, placement: Placement) -> Submission:
         spec, job = placement.spec, placement.job_folder.absolute()
         if spec.resources.nodes != 1:
@@ -68,3 +76,24 @@ class Local(AttemptHost):
         from trainmaster.targets._local_nodes import LocalNodes
 
         return LocalNodes()
+
+
+def _bring(submission: Submission) -> None:
+    """Put inputs into the working folder of the job, once: afterwards it is the property of the user of jobs."""
+    work = Path(str(submission.handle["folder"])).parent.parent / WORK_FOLDER
+    if not submission.pulls or (work.exists() and work.stat().st_uid != os.geteuid()):
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    for wanted in submission.pulls:
+        place = work.parent / wanted.to
+        # An uploaded folder may hold links, and they may lead anywhere.
+        if not place.parent.resolve().is_relative_to(work.resolve()) or place.is_symlink():
+            raise TargetError(f"local: {wanted.to} leads out of the working folder; remove the link from it")
+        described = pull.Object(
+            name=wanted.name, url=wanted.url, place=str(place), size_bytes=wanted.size_bytes,
+            version=wanted.version, md5=wanted.md5, sha256=wanted.sha256, mode=wanted.mode,
+        )  # fmt: skip
+        try:
+            pull.pull(described, source=wanted.source)
+        except OSError as error:
+            raise TargetError(f"local: {error}") from error

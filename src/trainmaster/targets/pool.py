@@ -63,7 +63,7 @@ class _Access:
     user: str | None = field(default=None, doc="login")
     key: str | None = field(default=None, doc="private key file")
     port: int | None = field(default=None, ge=1, le=65535, doc="SSH port")
-    python: str = field(default="python3", doc="Python 3.11 or newer there")
+    python: str = field(default="python3", doc="Python 3.10 or newer there")
     folder: str = field(default="~/.trainmaster", doc="folder for jobs there")
     lost_after_s: float = field(default=600.0, gt=0, doc="a machine silent for so long is lost")
 

@@ -26,7 +26,7 @@ from trainmaster.core.errors import (
 )
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.roles import Role
-from trainmaster.core.secret_shapes import recognise
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from trainmaster.core.errors import Fault, StorageError, StoreError, TargetError, UsageError
-from trainmaster.core.secret_shapes import hide
+from trainmaster.core.secret.shapes import hide
 from trainmaster.store import backlog
 from trainmaster.web.templating import render
 

@@ -8,7 +8,6 @@ figure, and which GPU by itself.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,6 +17,7 @@ from typing import Any
 
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, percentile, total_s, total_samples
+from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
 from trainmaster.core.gpus import find_gpu, of_gpu
@@ -70,7 +70,7 @@ class Golden:
 def load() -> tuple[Baseline, ...]:
     """All shipped baselines."""
     text = resources.files("trainmaster.bench").joinpath("data", "accept.toml").read_text(encoding="utf-8")
-    document = tomllib.loads(text)
+    document = read_toml(text)
     return tuple(
         Baseline(
             gpu=row["gpu"], model=row["model"], batch_size=row.get("batch_size"), precision=row.get("precision"),
@@ -171,7 +171,7 @@ def _key(options: Mapping[str, Any], results: Mapping[str, Any], pixels: int) ->
 def load_golden(path: Path) -> list[Golden]:
     """Golden runs of a file, oldest first; UsageError with the file's name where it cannot be read."""
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8")).get("golden", [])
+        rows = read_toml(path.read_text(encoding="utf-8")).get("golden", [])
         return [_read(row) for row in rows]
     except FileNotFoundError:
         return []

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +17,7 @@ from trainmaster.bench.accept.advice import recommend
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, percentile, repeat_rates, total_s, total_samples
 from trainmaster.core import schema
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
 from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.core.secret_shapes import recognise
+from trainmaster.core.secret.shapes import recognise
 
 if TYPE_CHECKING:
     from trainmaster.api.access import Token

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _EVERY_S = 0.5  # two requests a poll; a server admits 100 a second
 _WAITING = ("placing", "provisioning", "connecting", "staging")  # a machine may boot for half an hour, without events
+_PARTS = {
+    "ITERATION": "iteration", "TRAJECTORY": "trajectories", "TRAINING": "training", "EVAL_TRAINING": "evaluation",
+}  # fmt: skip
+_MOST_FIGURES = 6  # of one event in its line
 _PLAIN_SHARE = 10  # without a terminal, a line at every tenth of the steps
 
 
@@ -81,17 +85,26 @@ class View:
                 self._check(row)
             case "PREFLIGHT", "end":
                 self._line(f"pre-flight {paint(str(data.get('overall')))} [dim]({self.skipped} do not apply here)[/]")
-            case "TRAINING", "start":
+            case "TRAINING", "start" if "ranks" in data:
                 self._start(row)
+            case "TRAINING", "end" if "tokens_per_s" in data or "loss_last" in data:
+                pass  # our trainer's; the summary tells it
             case "STEP", "metrics":
                 self._step(row)
             case "EVAL_MODEL", "metrics":
-                self._line(f"eval at step {data.get('step')}: loss {_number(data.get('loss'), '.4f')}")
+                self._line(_evaluation(data))
+            case "TRAINING", "epoch_complete":
+                epoch = row.epoch if row.epoch is not None else data.get("epoch", "")
+                self._line(f"epoch {epoch}{_of(row)}{_figures({k: v for k, v in data.items() if k != 'epoch'})}")
+            case (("ITERATION" | "TRAJECTORY" | "EVAL_TRAINING" | "TRAINING"), ("start" | "end")):
+                self._line(_boundary(row))
             case "CHECKPOINT", "saved":
-                seconds = _number(data.get("seconds"), ".2f")
-                self._line(f"[dim]checkpoint at step {data.get('step')} saved in {seconds} s[/]")
+                step = f" at step {data['step']}" if data.get("step") is not None else ""
+                took = f" in {_number(data['seconds'], '.2f')} s" if data.get("seconds") is not None else ""
+                self._line(f"[dim]checkpoint{step} saved{took}[/]")
             case "CHECKPOINT", ("rejected" | "failed"):
-                self._line(f"[red]checkpoint {row.event}[/]: {escape(str(data.get('why')))}")
+                why = data.get("why") or data.get("message") or "no reason stated"
+                self._line(f"[red]checkpoint {row.event}[/]: {escape(str(why))}")
             case _:
                 pass
 
@@ -117,15 +130,52 @@ class View:
             self.progress.update(self.bar, total=max(self.steps, 1), completed=data.get("resumed_from") or 0)
 
     def _step(self, row: Event) -> None:
-        step, loss = int(row.data.get("step") or 0), _number(row.data.get("loss"), ".4f")
-        rate = f"{_number(row.data.get('tokens_per_s'), ',.0f')} tok/s"
+        data = row.data
+        step = data.get("step")
+        step = step if isinstance(step, int) else 0
+        loss = f"loss {_number(data['loss'], '.4f')}" if data.get("loss") is not None else ""
+        rate = f"{_number(data['tokens_per_s'], ',.0f')} tok/s" if data.get("tokens_per_s") is not None else ""
         if self.bar is not None:
-            self.progress.update(self.bar, completed=step, loss=f"loss {loss}", rate=rate)
+            self.progress.update(self.bar, completed=step, loss=loss, rate=rate)
         elif step == 1 or step * _PLAIN_SHARE // max(self.steps, 1) != (step - 1) * _PLAIN_SHARE // max(self.steps, 1):
-            out.print(f"step {step}/{self.steps} loss {loss} {rate}")
+            out.print(" ".join(filter(None, [f"step {step}" + (f"/{self.steps}" if self.steps else ""), loss, rate])))
 
     def _line(self, text: str) -> None:
         self.progress.console.print(text, soft_wrap=True)
+
+
+def _evaluation(data: Mapping[str, Any]) -> str:
+    """An evaluation: our trainer states a step and its loss, another program whatever it measured."""
+    nested = data.get("metrics")
+    metrics = nested if isinstance(nested, Mapping) else data
+    if isinstance(data.get("step"), int) and data.get("loss") is not None:
+        return f"eval at step {data['step']}: loss {_number(data['loss'], '.4f')}"
+    model = data.get("model_id") or data.get("model_path")
+    named = f" of {escape(str(model))}" if model else ""
+    return f"eval{named}{_figures(metrics)}"
+
+
+def _boundary(row: Event) -> str:
+    """Start or end of a part of the run, as its program reports it."""
+    part = _PARTS[row.phase or ""]
+    number = f" {row.iteration}" if row.phase == "ITERATION" and row.iteration is not None else ""
+    inside = "" if row.phase == "ITERATION" else _of(row)
+    if row.event == "start":
+        return f"{part}{number}{inside} begins"
+    stated = (row.data.get(name) for name in ("time_taken", "duration", "duration_s", "step_time"))
+    seconds = next((value for value in stated if isinstance(value, (int, float))), None)
+    return f"{part}{number}{inside} ends" + (f" after {seconds:,.1f} s" if seconds is not None else "")
+
+
+def _of(row: Event) -> str:
+    return f" of iteration {row.iteration}" if row.iteration is not None else ""
+
+
+def _figures(data: Mapping[str, Any]) -> str:
+    """The numbers of an event, a few of them, by name."""
+    pairs = [(name, value) for name, value in data.items() if isinstance(value, (int, float)) and name != "iteration"]
+    shown = ", ".join(f"{escape(str(name))} {value:.4g}" for name, value in pairs[:_MOST_FIGURES])
+    return f": {shown}" if shown else ""
 
 
 def _number(value: object, form: str) -> str:

@@ -18,6 +18,7 @@ from trainmaster.cli._views import plot
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import Attempt, JobPage, Transition
+    from trainmaster.api.run import IterationSummary
     from trainmaster.api.webhooks import Delivery
 
 
@@ -78,6 +79,8 @@ def _print(page: JobPage) -> None:
             _console.out.print(f"{name:<11} {value}")
     for attempt in page.attempts:
         _print_attempt(attempt, known=page.message)
+    for iteration in run.iterations:
+        _print_iteration(iteration)
     for line in plot.curve(run.curves.loss, width=60, height=8):
         _console.out.out(line)
 
@@ -95,6 +98,20 @@ def _print_attempt(attempt: Attempt, *, known: str) -> None:
         return
     for line in lines:
         _console.out.print(f"    [dim]{escape(line)}[/]")
+
+
+def _print_iteration(iteration: IterationSummary) -> None:
+    """One iteration with its phases, its newest epochs and its evaluations."""
+    took = f" {iteration.seconds:,.1f} s" if iteration.seconds is not None else ""
+    phases = [f"{p.kind} {p.seconds:,.1f} s" if p.seconds is not None else p.kind for p in iteration.phases]
+    state = "completed" if iteration.completed else "open"
+    _console.out.print(f"iteration {iteration.number}: {state}{took}" + (f" ({', '.join(phases)})" if phases else ""))
+    for epoch in iteration.newest_epochs:
+        loss = f" loss {epoch.avg_loss:.4f}" if epoch.avg_loss is not None else ""
+        _console.out.print(f"    epoch {epoch.number} of {iteration.epochs}{loss}")
+    for evaluation in iteration.evaluations:
+        figures = ", ".join(f"{name} {value}" for name, value in evaluation.metrics.items())
+        _console.out.print(f"    evaluation {escape(evaluation.model_id or '')} {escape(figures)}".rstrip())
 
 
 def _print_rows(rows: Sequence[Transition | Delivery], *, json: bool, name: str) -> None:

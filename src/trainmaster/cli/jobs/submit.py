@@ -16,7 +16,7 @@ from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import target_option
 from trainmaster.core.errors import SpecError, TargetError, UsageError
-from trainmaster.core.secrets import find_in_spec
+from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.documents import yaml_file
 
@@ -117,13 +117,16 @@ def _parse(mapping: object, allow: list[str]) -> JobSpec:
 def _plan(job: JobSpec, home: Path | None) -> Submission:
     """The submission as its target plans it; a refusal is a fault of the spec."""
     from trainmaster import targets
+    from trainmaster.control import inputs
 
     word = _find_word(job, home)
     placement = targets.Placement(
         attempt="00000000-0000-4000-8000-000000000000.1", spec=job, job_folder=locate(home) / "jobs" / "JOB"
     )
     try:
-        return targets.load(word).plan(placement)
+        target = targets.load(word)
+        inputs.refuse_unserved(job, target)
+        return target.plan(placement)
     except TargetError as refused:
         raise UsageError(str(refused)) from None
 

@@ -22,7 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_host
-from trainmaster.core.secret_shapes import HEX_40, recognise
+from trainmaster.core.secret.shapes import HEX_40, recognise
 
 WEBHOOK_S = 10.0  # for looking up, connecting, sending and the first line of the answer, together
 APPRISE_S = 30.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import Fault, SpecError
 
 
@@ -98,4 +98,4 @@ def _presets() -> Mapping[str, Preset]:
 def _documents() -> Mapping[str, Mapping[str, Any]]:
     folders = sorted(resources.files("trainmaster.models").iterdir(), key=lambda folder: folder.name)
     tables = {folder.name: folder / "presets.toml" for folder in folders if folder.is_dir()}
-    return {name: tomllib.loads(table.read_text()) for name, table in tables.items() if table.is_file()}
+    return {name: read_toml(table.read_text()) for name, table in tables.items() if table.is_file()}

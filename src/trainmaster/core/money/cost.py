@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
+
+from trainmaster.core.compat import UTC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import Fault
-from trainmaster.core.secret_shapes import HARMLESS, HEX_40, WORDS, recognise
+from trainmaster.core.secret.shapes import HARMLESS, HEX_40, WORDS, recognise
 
 if TYPE_CHECKING:
     from trainmaster.core.spec import JobSpec

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainmaster.core import schema
+from trainmaster.core.compat import file_digest
 from trainmaster.core.errors import DataError, SpecError
 from trainmaster.core.files import write_whole
 
@@ -133,7 +134,7 @@ def write_json(path: Path, value: object) -> None:
 
 def hash_file(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def file_fault(path: Path, file: File, *, deep: bool) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from trainmaster.core.compat import StrEnum
 from trainmaster.node.parse import shorten
 
 

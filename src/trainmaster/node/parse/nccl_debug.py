@@ -15,8 +15,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from trainmaster.core.compat import StrEnum
 from trainmaster.node.parse import ParseError, shorten, split_lines
 from trainmaster.node.parse.launcher_log import strip_colours
 

@@ -6,12 +6,12 @@ A code that the table does not hold is `warn`, "unknown". A site lays its own ta
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal
 
+from trainmaster.core.compat import read_toml
 from trainmaster.node.parse import ParseError, shorten
 from trainmaster.node.parse.kernel_log import NVLINK5, RECOVERY, Nvlink, Sxid, Xid
 
@@ -129,8 +129,8 @@ def load() -> Catalog:
 def parse(text: str) -> Catalog:
     """A catalog in TOML: `[xid.79]` and `[sxid.20034]`, each with meaning, severity, action and source."""
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        document = read_toml(text)
+    except (ValueError, RecursionError) as error:
         raise ParseError(f"the XID catalog is no valid TOML: {shorten(str(error))}") from None
     for name in document:
         if name not in ("xid", "sxid", "nvlink5", "source"):

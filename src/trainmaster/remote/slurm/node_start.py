@@ -21,9 +21,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.files import write_whole

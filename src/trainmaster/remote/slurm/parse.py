@@ -9,9 +9,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from trainmaster.core.compat import UTC, parse_iso_time
 from trainmaster.core.errors import TargetError
 from trainmaster.remote.slurm.layout import COMMENT
 from trainmaster.remote.slurm.states import choose, normalize
@@ -225,7 +226,7 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 def _local_time(text: str) -> str | None:
     try:
-        return datetime.fromisoformat(text).astimezone().isoformat()
+        return parse_iso_time(text).astimezone().isoformat()
     except ValueError:
         return None  # Unknown: it has not ended
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from trainmaster.core.errors import Fault
 from trainmaster.core.heartbeat import Beat, prefix, words
-from trainmaster.core.secret_shapes import recognise
-from trainmaster.core.secrets import is_secret
+from trainmaster.core.secret.in_spec import is_secret
+from trainmaster.core.secret.shapes import recognise
 
 Manifest = Mapping[str, Any]
 

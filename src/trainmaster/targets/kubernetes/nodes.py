@@ -204,7 +204,7 @@ class KubeNodes:
             end = " ".join(stderr.decode(errors="replace").split())[-300:]
             raise _Broken(
                 f"{settings.python} in its pod ended with {code}: {end or nothing}",
-                action="is Python 3.11 or newer in the image? see `python:` of the cluster file",
+                action="is Python 3.10 or newer in the image? see `python:` of the cluster file",
             )
         self.transfer.received_bytes += len(data)
         return data

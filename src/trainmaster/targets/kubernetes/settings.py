@@ -99,7 +99,7 @@ class Settings:
     package: Literal["send", "image"] = field(
         default="send", doc="send: trainmaster's node half travels in a ConfigMap; image: it is installed there"
     )
-    python: str = field(default="python3", doc="Python 3.11 or newer in the image")
+    python: str = field(default="python3", doc="Python 3.10 or newer in the image")
     namespace: str = field(default="default", pattern=_NAME, example="training", doc="namespace of everything created")
     kubeconfig: str | None = field(
         default=None, doc="kubeconfig file; not stated: the pod's own account, else KUBECONFIG, else ~/.kube/config"

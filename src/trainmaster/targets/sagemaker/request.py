@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any
 
-from trainmaster.core import secrets
 from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.secret import in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.targets.kubernetes import names
 from trainmaster.targets.kubernetes.pods import EFA_ENVIRONMENT
@@ -116,7 +116,7 @@ def find_faults(spec: JobSpec, settings: Settings) -> Any:
     if settings.start == "toolkit" and find_program(spec) is None:
         message = 'the toolkit starts a Python program; write ["python", "train.py", "--name", "value"]'
         yield Fault(path="command", message=message)
-    yield from secrets.find_in_spec(spec)
+    yield from in_spec.find_in_spec(spec)
 
 
 def has_efa(instance_type: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from trainmaster.core.errors import Fault
 from trainmaster.core.schema import build, field
-from trainmaster.core.secrets import is_secret
+from trainmaster.core.secret.in_spec import is_secret
 
 Distribution = Literal["auto", "torchrun", "mpi", "none"]
 
@@ -56,7 +56,7 @@ class Settings:
         default="auto",
         doc="launcher of the ranks; auto: none for one rank, torchrun for several; mpi needs start: toolkit",
     )
-    python: str = field(default="python3", doc="Python 3.11 or newer in the image, with start: agent")
+    python: str = field(default="python3", doc="Python 3.10 or newer in the image, with start: agent")
     package: Literal["send", "image"] = field(
         default="send", doc="send: trainmaster's node half comes from S3; image: it is installed there"
     )

@@ -17,13 +17,13 @@ from trainmaster.targets._answers import clean, encode_order, malformed
 from trainmaster.targets.ssh.connect import NoPython
 
 _NOISE_BYTES = 1 << 20  # limit on a login shell's own output before the first marked line
-_OLD = "trainmaster-needs-3.11"
+_OLD = "trainmaster-needs-3.10"
 
 
 def command(python: str, order: Mapping[str, Any]) -> str:
     """One command line for any login shell; its version test runs under every old Python too."""
     source = base64.b64encode(zlib.compress(Path(bootstrap.__file__).read_bytes(), 9)).decode()
-    check = f'import sys;sys.version_info<(3,11) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
+    check = f'import sys;sys.version_info<(3,10) and sys.exit("{_OLD} %d.%d"%sys.version_info[:2])'
     program = f'{check};import base64,zlib;exec(zlib.decompress(base64.b64decode("{source}")))'
     text = encode_order(order)
     # The shell prints its process id and becomes Python, so that a Python that hangs on start can be killed.
@@ -86,10 +86,10 @@ def ended(process: Any, stderr: str) -> NodeUnavailable:
     status = process.exit_status
     if _OLD in stderr:
         version = stderr.partition(_OLD)[2].split()[0] if stderr.partition(_OLD)[2].split() else "older"
-        action = "install Python 3.11 or newer there and name it: python: /usr/bin/python3.11"
-        return NoPython(f"its Python is {version}; 3.11 or newer is needed", action=action)
+        action = "install Python 3.10 or newer there and name it: python: /usr/bin/python3.12"
+        return NoPython(f"its Python is {version}; 3.10 or newer is needed", action=action)
     if status == 127 or (status == 126 and "ermission" in stderr):
-        action = "install Python 3.11 or newer there, or name it in the hosts file: python: /path/to/python3"
+        action = "install Python 3.10 or newer there, or name it in the hosts file: python: /path/to/python3"
         return NoPython(f"there is no such Python on it: {stderr[-200:]}", action=action)
     if status is None and process.exit_signal is None:
         action = "check its power and network; then check it again"

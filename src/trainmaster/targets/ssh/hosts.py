@@ -44,7 +44,7 @@ class SshHost:
     key: str | None = field(
         default=None, doc="private key file; default: the SSH agent and the usual files", pattern=_FILE
     )
-    python: str = field(default="python3", doc="Python 3.11 or newer on that machine")
+    python: str = field(default="python3", doc="Python 3.10 or newer on that machine")
     rack: str | None = field(default=None, doc="rack, for findings about switches")
     jump: str | None = field(
         default=None, doc="machine to connect through, [user@]host[:port]", pattern=_JUMP, example="ops@bastion"

@@ -1,6 +1,6 @@
 """Programs on the machines of a hosts file: a connection for each start, one exchange, one answer.
 
-A machine needs Python 3.11 and nothing else: it requests the node half if it lacks it. Nothing is left there but the
+A machine needs Python 3.10 and nothing else: it requests the node half if it lacks it. Nothing is left there but the
 cached package: the bootstrap ends with its connection, and its programs with it.
 """
 

@@ -22,11 +22,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import torch.distributed as dist
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import CheckpointError, CheckpointInUse, ObjectMissing, StorageError
 from trainmaster.node.owner import start_of
 from trainmaster.storage import Store

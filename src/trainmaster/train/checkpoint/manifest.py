@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core import schema
+from trainmaster.core.compat import file_digest
 from trainmaster.core.errors import CheckpointError, LaterVersion, SpecError
 from trainmaster.core.files import sync, write_whole
 from trainmaster.core.schema import field
@@ -91,7 +92,7 @@ def parse(data: bytes) -> Manifest:
 def measure(path: Path) -> FileRecord:
     """A file's size and hash, read whole."""
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_digest(file, "sha256").hexdigest()
         return FileRecord(size_bytes=file.tell(), sha256=digest)
 
 

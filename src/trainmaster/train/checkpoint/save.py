@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainmaster.core.backoff import backoff_s
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import CheckpointError, TrainmasterError
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX

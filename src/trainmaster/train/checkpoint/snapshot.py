@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.tensor import DTensor
 
+from trainmaster.core.compat import UTC
 from trainmaster.core.errors import CheckpointError
 from trainmaster.node.host import Host
 from trainmaster.train.checkpoint.host_copy import HostCopy

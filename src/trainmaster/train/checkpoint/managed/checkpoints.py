@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from trainmaster.core import schema
 from trainmaster.core.backoff import backoff_s
+from trainmaster.core.compat import UTC
 from trainmaster.core.config.managed import ManagedConfig
 from trainmaster.core.errors import CheckpointError, SpecError
 from trainmaster.train.checkpoint.load import as_of_today, must_match

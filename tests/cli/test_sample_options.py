@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from trainmaster.cli.main import build
-from trainmaster.cli.training.train import join_options
 from trainmaster.core.errors import SpecError
+from trainmaster.documents.yaml_file import join_options
+from trainmaster.train.__main__ import read_config
 
 
 @pytest.mark.parametrize(
@@ -36,3 +37,13 @@ def test_each_option_is_answered_with_our_name(tmp_path: Path) -> None:
     faults = {re.split(r"[ :]", fault.path)[-1]: fault.message for fault in done.exception.faults}
     assert faults.keys() == {"max_steps", "train_batch_size"}
     assert "`steps`" in faults["max_steps"] and "`batch_sequences`" in faults["train_batch_size"]
+
+
+@pytest.mark.parametrize("name", ["t.yaml", "t.json"])
+def test_a_rank_under_torchrun_takes_values_and_answers_options_too(tmp_path: Path, name: str) -> None:
+    config = tmp_path / name
+    config.write_text('{"steps": 3}')
+    taken = read_config([str(config), "steps=16", "--optimizer.lr", "1e-3"])
+    assert (taken.steps, taken.optimizer.lr) == (16, 1e-3)
+    with pytest.raises(SpecError, match="`steps`"):
+        read_config([str(config), "--max_steps", "3"])

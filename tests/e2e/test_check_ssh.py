@@ -117,7 +117,7 @@ def test_each_refusal_is_told_apart_and_the_healthy_host_completes(hosts: Lab) -
     stuck_python, marker = stuck_tools(hosts.folder)
     wrong_key = hosts.folder / "host"  # a key, and not one that the servers know
     scripts = {
-        "old": "#!/bin/sh\necho trainmaster-needs-3.11 3.6 >&2; exit 1\n",
+        "old": "#!/bin/sh\necho trainmaster-needs-3.10 3.6 >&2; exit 1\n",
         "rubbish": "#!/bin/sh\nyes rubbish | head -c 3000000\n",
         "noisy": f'#!/bin/sh\necho welcome to this machine\nexec "{sys.executable}" "$@"\n',
     }

@@ -194,7 +194,7 @@ def test_an_image_without_a_python_that_will_do_is_returned_at_once(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, python: str
 ) -> None:
     old = tmp_path / "python3"
-    old.write_text("#!/bin/sh\necho trainmaster-needs-3.11 3.10 >&2; exit 1\n")  # as its version test ends on 3.10
+    old.write_text("#!/bin/sh\necho trainmaster-needs-3.10 3.9 >&2; exit 1\n")  # as its version test ends on 3.9
     old.chmod(0o755)
     monkeypatch.setenv("LAMBDA_PYTHON", str(old) if python == "old" else python)
     until = time.monotonic() + 60  # rent.boot_minutes is 40

@@ -100,6 +100,23 @@ def override(value: Any, words: Sequence[str]) -> Any:
     return value
 
 
+def join_options(words: Sequence[str]) -> list[str]:
+    """`--name value` and `--name=value` as `name=value`: a field, or an option of AWS's sample, which is then named."""
+    joined: list[str] = []
+    waits = False  # for the value of the option before
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            joined += [f"{joined.pop()}=true"] if waits else []
+            waits = "=" not in word
+            joined.append(word[2:])
+        elif waits:
+            joined[-1] += f"={word}"
+            waits = False
+        else:
+            joined.append(word)
+    return [*joined[:-1], f"{joined[-1]}=true"] if waits else joined
+
+
 def _parse(raw: bytes, name: str, *, several: bool) -> list[Document]:
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{name}: more than {MAX_BYTES:,} bytes; it is not such a file")

@@ -1,6 +1,7 @@
 """One rank of a training run: `python -m trainmaster.train CONFIG`, started once per rank by any launcher.
 
-CONFIG is JSON, or YAML where PyYAML is installed: `torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml`.
+CONFIG is JSON, or YAML where PyYAML is installed; values are put over it as with `trainmaster train`:
+`torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml steps=500`.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
 or there is none to resume from; 69 another run writes there; 65 the data cannot be read; 2 wrong config; 1 anything
@@ -87,13 +88,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def read_config(arguments: Sequence[str]) -> TrainConfig:
-    """Read the config file that the one argument names."""
-    if len(arguments) != 1:
-        raise UsageError("usage: python -m trainmaster.train CONFIG, a file in JSON or YAML")
-    path = Path(arguments[0])
+    """Read the config file that the first argument names; the others are values to put over its own."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError("usage: python -m trainmaster.train CONFIG [key.path=value …], CONFIG a file in JSON or YAML")
+    path, words = Path(arguments[0]), arguments[1:]
     try:
-        if path.suffix in (".yaml", ".yml"):
-            return _read_yaml(path)
+        if words or path.suffix in (".yaml", ".yml"):
+            return _read_yaml(path, words)
         return build_new(TrainConfig, json.loads(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from None
@@ -101,12 +102,15 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         raise UsageError(f"{path}: nested too deep; a config is a page of text") from None
 
 
-def _read_yaml(path: Path) -> TrainConfig:
+def _read_yaml(path: Path, words: Sequence[str]) -> TrainConfig:
+    """A config as YAML, of which JSON is a part; with `key=value` words and options put over it."""
     try:
         from trainmaster.documents import yaml_file  # not part of the node half: plans are JSON
     except ImportError:
-        raise UsageError(f"{path}: YAML needs PyYAML here (pip install pyyaml); or write the config as JSON") from None
-    return yaml_file.load(path).read(lambda value: build_new(TrainConfig, value))
+        message = "YAML and key=value need PyYAML here (pip install pyyaml); or write all of the config as JSON"
+        raise UsageError(f"{path}: {message}") from None
+    values = yaml_file.join_options(words)
+    return yaml_file.load(path).read(lambda value: build_new(TrainConfig, yaml_file.override(value, values)), values)
 
 
 def with_time_limit(config: TrainConfig, environ: Mapping[str, str]) -> TrainConfig:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,7 +71,7 @@ def train(
 
       trainmaster train llama.yaml steps=500 optimizer.lr=1e-3 --processes 2
     """
-    words = join_options(values or [])
+    words = yaml_file.join_options(values or [])
     document = yaml_file.load(config)
     kind.require_config(document, config)
     wanted, ranks = document.read(lambda value: _parse(yaml_file.override(value, words), processes), words)
@@ -118,23 +118,6 @@ def _may_go_on(code: int, record: ExitRecord | None, plan: Plan, fruitless: int)
         return False
     rule = (record.reason if record is not None and record.reason is not None else Reason.CRASHED).rule
     return rule.retry or rule.by_progress
-
-
-def join_options(words: Sequence[str]) -> list[str]:
-    """`--name value` and `--name=value` as `name=value`: a field, or an option of AWS's sample, which is then named."""
-    joined: list[str] = []
-    waits = False  # for the value of the option before
-    for word in words:
-        if word.startswith("--") and len(word) > 2:
-            joined += [f"{joined.pop()}=true"] if waits else []
-            waits = "=" not in word
-            joined.append(word[2:])
-        elif waits:
-            joined[-1] += f"={word}"
-            waits = False
-        else:
-            joined.append(word)
-    return [*joined[:-1], f"{joined[-1]}=true"] if waits else joined
 
 
 def _parse(value: Any, processes: int | None) -> tuple[TrainConfig, int]:

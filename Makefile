@@ -120,8 +120,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trainmaster needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
+# What the commands of README.md need. Not quiet: torch is large, and its download is the sign of life.
 $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,server]'
+	@echo "installing torch, the server and the SSH client into $(VENV): several minutes the first time"
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train,server,ssh,hf,client]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -269,7 +269,7 @@ def test_a_base_install(verb: str, places: dict[str, str], base: Path, tmp_path:
         assert done.returncode in (0, 1, 3), done.stderr
         assert "Traceback" not in done.stderr and not error_lines(done)
     else:
-        check(done, verb, says=rf"pip install 'trainmaster\[{extra}\]'")
+        check(done, verb, says=rf"pip install (-e )?'.*\[{extra}\]'")
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from trainmaster.cli.health import check
 from trainmaster.cli.main import build
+from trainmaster.cli.server import serve
+from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.results import CheckResult, Finding, ok, skip
+from trainmaster.core.schema import build as build_shape
+from trainmaster.core.spec import parse_spec
+from trainmaster.store import jobs
+from trainmaster.store.migrate import open_database
+from trainmaster.targets.kubernetes.settings import Settings
+from trainmaster.targets.ssh.slots import Offer, SlotTable, _no_capacity
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with two jobs of one name; the newer one is of a token."""
+    folder = tmp_path_factory.mktemp("home")
+    db = open_database(folder / "trainmaster.db")
+    with db.write() as conn:
+        for number, by in enumerate((None, "ada")):
+            at = datetime(2026, 11, 17, tzinfo=UTC) + timedelta(minutes=number)
+            spec = parse_spec({"name": "twice", "command": ["true"]})
+            jobs.insert_once(conn, f"{number}{JOB[1:]}", spec, key=None, by=by, at=at)
+    db.close()
+    return folder
+
+
+JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
+
+
+def invoke(*words: object) -> Result:
+    environment = {"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=environment).invoke(build(guarded=True), list(map(str, words)))
 
 
 def run(*words: str) -> str:
-    result = CliRunner(env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"}).invoke(build(guarded=True), list(words))
+    result = invoke(*words)
     assert result.exit_code == 2, result.output
     return " ".join(result.output.split())
 
@@ -68,3 +100,73 @@ def test_a_pass_without_a_gpu_says_so(finding: Finding, said: bool, capsys: pyte
     check._print_text(node, ClusterHealth(asked=("a",), nodes=(node,)), None, since="")
     text = capsys.readouterr().out
     assert ("no GPU was checked: none found and none expected (--expect gpus=8)" in text) == said
+
+
+def test_who_submitted_a_job_and_where_it_runs_is_shown(home: Path) -> None:
+    listed = invoke("jobs", "--home", home)
+    assert "by" in listed.stdout.split() and "ada" in listed.stdout.split()
+    rows = json.loads(invoke("jobs", "--json", "--home", home).stdout)["jobs"]
+    assert [row["submitted_by"] for row in rows] == ["ada", None]
+    shown = invoke("show", "twice", "--home", home)
+    assert "2026-11-17" in shown.stdout and "by ada, project default" in shown.stdout
+    assert ["target", "local"] in [line.split() for line in shown.stdout.splitlines()]
+    assert json.loads(invoke("show", "twice", "--json", "--home", home).stdout)["submitted_by"] == "ada"
+    assert "by the command line" in invoke("show", f"0{JOB[1:]}", "--home", home).stdout
+
+
+def test_of_two_jobs_with_one_name_the_one_that_is_meant_is_named(home: Path) -> None:
+    assert "2 jobs have the name twice: this is the newest, 1f1c1f0e" in invoke("show", "twice", "--home", home).stderr
+    assert "newest" not in invoke("show", JOB.replace("6", "1", 1), "--home", home).stderr
+
+
+def test_a_phase_that_there_is_not_names_those_there_are(home: Path) -> None:
+    assert "no event of phase NOPE; this job has no events yet" in run(
+        "events", "twice", "--phase", "NOPE", "--home", str(home)
+    )
+    known = invoke("events", "twice", "--phase", "CHECKPOINT", "--home", home)
+    assert known.exit_code == 0 and "no event of phase CHECKPOINT" in known.stderr
+
+
+def test_a_dry_run_leads_with_six_lines_and_has_json(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\ncommand: [python3, train.py]\nresources: { nodes: 1, processes_per_node: 8 }\n")
+    words = ("submit", spec, "--dry-run", "--workdir", "none", "--home", tmp_path / "home")
+    lines = invoke(*words).stdout.splitlines()
+    assert [line[:12].strip() for line in lines[:6]] == [
+        "where", "how many", "what runs", "price", "limits", "checkpoints",
+    ]  # fmt: skip
+    assert lines[1].endswith("1 machine, 8 processes on each") and lines[2].endswith("python3 train.py")
+    plan = json.loads(invoke(*words, "--json").stdout)
+    assert plan["summary"]["where"] == "local" and plan["commands"] and plan["files"]
+
+
+def test_what_people_write_for_a_command_and_an_image_gets_the_line_to_write() -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_spec({"name": "a", "command": "python train.py", "image": "x"})
+    assert 'command: write a list of words: command: ["python", "train.py"]' in str(refused.value)
+    assert "container: { image: … }" in str(refused.value)
+    with pytest.raises(SpecError, match="image"):
+        build_shape(Settings, {"image": ""})
+
+
+def test_a_server_on_all_addresses_prints_one_that_can_be_opened() -> None:
+    assert "0.0.0.0" not in serve._openable("http://0.0.0.0:8000", "0.0.0.0")
+    assert serve._openable("http://127.0.0.1:8000", "127.0.0.1") == "http://127.0.0.1:8000"
+
+
+def test_a_wait_for_machines_says_what_is_missing() -> None:
+    silent: list[Offer | TargetError] = [Unreachable("n1: no route to host")]
+    error = _no_capacity(1, [SlotTable()], silent)
+    assert (
+        str(error) == "ssh: waiting for 1 free machine: none of the 1 in the hosts file answers: n1: no route to host"
+    )
+    busy = _no_capacity(2, [SlotTable()], [Offer(free=0, held=False, knows=False)])
+    assert isinstance(busy, NoCapacity) and "waiting for 2 free machines: 0 of 1 are free" in str(busy)
+
+
+def test_in_a_clone_the_clone_is_what_an_extra_is_installed_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    clone = Path(__file__).parents[2]
+    monkeypatch.chdir(clone)
+    assert str(MissingExtra("SSH", "ssh")).endswith("pip install -e '.[ssh]'")
+    monkeypatch.chdir("/")
+    assert str(MissingExtra("SSH", "ssh")).endswith(f"/pip install -e '{clone}[ssh]'")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trainmaster.cluster.health import compare as _cluster
-from trainmaster.core.health import NodeHealth
+from trainmaster.cluster.health import diff
+from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip
 
 
@@ -110,7 +111,7 @@ def test_unlimited_is_a_value_and_not_told_is_none() -> None:
         )
 
     (finding,) = compare([lock(0, None), lock(1, None), lock(2, 0.5)])["drift"]
-    assert finding.reason == "locked-memory limit 0.5 GiB; 2 of 3 nodes have unlimited"
+    assert finding.reason == "locked-memory limit 512 MiB; 2 of 3 nodes have unlimited"
 
 
 def test_a_check_that_skips_on_one_node_alone_is_told() -> None:
@@ -293,3 +294,26 @@ def test_the_order_of_answers_changes_nothing_and_all_is_json() -> None:
     first, again = _cluster.compare(nodes), _cluster.compare(nodes[::-1])
     assert first == again
     json.dumps([dict(f.values) for result in first for f in result.findings], allow_nan=False)
+
+
+def test_a_limit_of_kibibytes_is_written_as_such_and_the_action_names_it() -> None:
+    nodes = [
+        NodeHealth(
+            node=f"n{number}", level=1, planned=("memlock",),
+            results=(CheckResult(check="memlock", findings=(ok("", limit_gib=gib),), took_s=0.0),),
+        )
+        for number, gib in enumerate((2.0**-14, 8.0, 8.0, 8.0))
+    ]  # fmt: skip
+    (finding,) = compare(nodes)["drift"]
+    assert finding.device == "n0" and "64 KiB" in finding.reason and "8 GiB" in finding.reason
+    assert finding.action == "set the locked-memory limit of this node as on the others"
+
+
+def test_a_silent_node_is_one_change() -> None:
+    results = tuple(CheckResult(check=f"c{number}", findings=(ok("fine"),), took_s=0.0) for number in range(50))
+    node = NodeHealth(node="n1", level=1, planned=(), results=results)
+    silent = Silent(node="n1", verdict=Verdict.ERROR, reason="no answer", action="look")
+    up = ClusterHealth(asked=("n1",), nodes=(node,), silent=(), cluster=())
+    down = ClusterHealth(asked=("n1",), nodes=(), silent=(silent,), cluster=())
+    assert [(change.kind, change.check) for change in diff.compare(up, down)] == [("new", "answer")]
+    assert [(change.kind, change.check) for change in diff.compare(down, up)] == [("gone", "answer")]

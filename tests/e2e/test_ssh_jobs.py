@@ -226,7 +226,7 @@ def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: P
     for job in jobs:
         ended = drive(db, tmp_path, job, look)
         assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
-    assert any("waiting for 1 free machines" in text for text in messages), messages
+    assert any("waiting for 1 free machine:" in text for text in messages), messages
     store = open_store(tmp_path / "storage")
     kept = [item.path for item in store.list() if item.path.endswith("/outputs/pid")]
     assert len(kept) == len(jobs), json.dumps(sorted(item.path for item in store.list()))

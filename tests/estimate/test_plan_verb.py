@@ -117,6 +117,7 @@ def test_people_see_the_parts_the_curve_and_the_examples(config: Path) -> None:
     ("words", "kind", "message"),
     [
         (["--gpu", "H300"], UsageError, "did you mean H200"),
+        (["--gpu", "h100"], UsageError, "did you mean H100-SXM or H100-"),
         (["--gpu", "TPU v5"], UsageError, "nothing is guessed"),
         (["--instance", "p5.48xlarg"], UsageError, "did you mean p5.48xlarge"),
         (["--instance", "p5.48xlarge", "--gpu", "H200"], UsageError, "leave one of them out"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
 from pages import samples
@@ -10,6 +13,7 @@ from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
+from trainmaster.store import jobs
 from trainmaster.store.database import Database
 
 
@@ -140,3 +144,14 @@ def test_what_sounds_like_a_secret_is_not_shown(db: Database) -> None:
     page = read(db, story)
     assert page.spec is not None
     assert page.spec["env"] == {"WANDB_API_KEY": "(hidden)", "HF_TOKEN": "(hidden)", "NCCL_DEBUG": "INFO"}
+
+
+def test_a_failed_job_that_could_be_retried_names_the_field(db: Database) -> None:
+    row = jobs.find_job(db, samples.completed(db).id)
+    assert row is not None
+    failed = replace(row, status=Status.FAILED, reason=Reason.NODE_LOST)
+    build = partial(job.build, attempts=(), summary=RunSummary(), now=row.created_at, made_by="")
+    once = replace(failed, spec=replace(row.spec, limits=replace(row.spec.limits, attempts=1)))
+    assert "limits: { attempts: 3 }" in (build(job=once).action or "")
+    thrice = replace(failed, spec=replace(row.spec, limits=replace(row.spec.limits, attempts=3)))
+    assert build(job=thrice).action == Reason.NODE_LOST.rule.action

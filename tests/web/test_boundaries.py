@@ -33,6 +33,13 @@ def test_a_project_token_needs_trust_on_local(db: Database, tmp_path: Path, trus
     assert answer.status_code == status, answer.text
     assert trusted or answer.json()["error"]["code"] == "not_granted"
     assert trusted or "trainmaster target grant local --project lab --user UNIX-USER" in answer.text, "the line to add"
+    unstated = {name: value for name, value in SPEC.items() if name != "project"}
+    taken = client.post("/v1/training/jobs", json=unstated, headers={"Authorization": f"Bearer {token}"})
+    assert taken.status_code == status and (not trusted or taken.json()["project"] == "lab")
+    other = client.post(
+        "/v1/training/jobs", json={**SPEC, "project": "examples"}, headers={"Authorization": f"Bearer {token}"}
+    )
+    assert other.status_code == 403 and "it is of lab: write project=lab" in other.json()["error"]["message"]
     made = client.post("/v1/training/jobs", json=SPEC, headers={"Authorization": f"Bearer {admin}"})
     assert made.status_code == 201
     again = f"/v1/training/jobs/{made.json()['id']}/rerun"

@@ -79,6 +79,7 @@ class JobSpending:
     left_s: float | None
     forecast_cents: int | None
     max_cost_cents: int | None
+    submitted_by: str | None = None  # name of the token; None: the command line on the home folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ class JobLine:
     ended_at: datetime | None
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
+    submitted_by: str | None = None  # name of the token; None: the command line on the home folder
 
     @property
     def final(self) -> bool:
@@ -115,6 +116,8 @@ class Attempt:
     started_at: datetime | None
     ended_at: datetime | None
     recovered_s: float | None = None  # from the last event of the attempt before to its own first training step
+    machines: tuple[str, ...] = ()  # names, where the target chooses them
+    price_cents_per_hour: float | None = None  # of all its machines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,7 @@ class JobPage:
     made_by: str  # the command that makes this report again
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
+    submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     version: str  # of the program that made it
 
     @property

@@ -85,7 +85,7 @@ def firmware(name: str, words: str) -> EqualValue:
 
 
 def setting(name: str, words: str, *, alike: bool = False, none: str = "", unit: str = "") -> EqualValue:
-    action = "set it on this node as it is on the others"
+    action = f"set the {words} of this node as on the others"
     return EqualValue(name=name, words=words, verdict=Verdict.WARN, action=action, alike=alike, none=none, unit=unit)
 
 

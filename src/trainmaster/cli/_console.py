@@ -66,6 +66,11 @@ def note(text: str) -> None:
     err.print(f"[dim]{text}[/]", soft_wrap=True)
 
 
+def note_newest(name: str, job_id: str, many: int) -> None:
+    """Say which of several jobs with one name is meant."""
+    note(f"{many} jobs have the name {plain(name)}: this is the newest, {job_id[:8]}")
+
+
 def error(failure: TrainmasterError, *, creates: bool = False) -> None:
     """An error as the user should see it; each fault of a document on its own line.
 

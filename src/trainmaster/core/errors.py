@@ -42,8 +42,10 @@ Messages say where, what, and what to do. Only the command line and the agent pr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class TrainmasterError(Exception):
@@ -113,7 +115,18 @@ class MissingExtra(UsageError):
     """A feature whose packages are not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs packages that are not installed; run: pip install 'trainmaster[{extra}]'")
+        super().__init__(f"{feature} needs packages that are not installed; run: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """What installs an extra: in a clone it is the folder that is installed, into the environment that runs this."""
+    clone = Path(__file__).resolve().parents[3]
+    if not ((clone / "pyproject.toml").is_file() and (clone / "src" / "trainmaster").is_dir()):
+        return f"pip install 'trainmaster[{extra}]'"
+    pip, folder = Path(sys.executable).parent / "pip", str(clone)
+    if clone == Path.cwd():
+        folder, pip = ".", pip.relative_to(clone) if pip.is_relative_to(clone) else pip
+    return f"{pip} install -e '{folder}[{extra}]'"
 
 
 class HostError(TrainmasterError):

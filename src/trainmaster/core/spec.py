@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +125,7 @@ class Inputs:
                 yield Fault(path=name, message="a path with `..` may lead anywhere; write it without")
 
 
+DEFAULT_PROJECT = "default"
 _EXACTLY_ONE = "write exactly one of `train:` (our trainer) or `command:` (your own), or `container:` (an image)"
 
 
@@ -138,7 +140,7 @@ class JobSpec:
         doc="lower-case letters, digits, dots and dashes",
     )
     project: str = field(
-        default="default",
+        default=DEFAULT_PROJECT,
         pattern=r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}",
         allowed="1 to 63 letters, digits, dots, dashes and underscores; a letter or digit first",
         example="my-lab",
@@ -235,7 +237,8 @@ def parse_spec(mapping: object) -> JobSpec:
     try:
         spec = build_new(JobSpec, mapping)
     except SpecError as error:
-        raise SpecError([*error.faults, *_faults_between(mapping, error.faults)]) from None
+        faults = [_hint(fault, mapping) for fault in error.faults]
+        raise SpecError([*faults, *_faults_between(mapping, error.faults)]) from None
     if faults := [*spec.slurm.faults_of_spec(), *_bad_names(spec.env)]:
         raise SpecError(faults)
     return spec
@@ -247,6 +250,16 @@ def _bad_names(env: Mapping[str, str]) -> Iterator[Fault]:
         if not name.isprintable() or any(c.isspace() for c in name):
             message = "not a name for an environment variable: it holds a space or a control character"
             yield Fault(path=f"env.{name!r:.80}", message=message)
+
+
+def _hint(fault: Fault, mapping: object) -> Fault:
+    """The fault with the line to write, for what people write most often."""
+    value = mapping.get(fault.path) if isinstance(mapping, Mapping) else None
+    if fault.path == "command" and isinstance(value, str):
+        return Fault(path=fault.path, message=f"write a list of words: command: {json.dumps(value.split())}")
+    if fault.path == "image":
+        return Fault(path=fault.path, message="unknown field; an image stands in `container: { image: … }`")
+    return fault
 
 
 def _faults_between(mapping: object, faults: Sequence[Fault]) -> Iterator[Fault]:

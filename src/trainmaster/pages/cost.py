@@ -108,6 +108,7 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: 
             None if is_unpriced(row, spans) else cents(forecast(whole, cents_per_hour=per_hour, left_s=left_s))
         ),
         max_cost_cents=cents(cap * 100 if cap is not None else None),
+        submitted_by=row.submitted_by,
     )
 
 

@@ -14,6 +14,7 @@ from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
+from trainmaster.core.states import Reason, Status
 from trainmaster.pages.cost import figures
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
@@ -82,7 +83,7 @@ def build(
         stage=job.stage,
         reason=job.reason,
         message=job.message,
-        action=job.reason.rule.action if job.reason else None,
+        action=_action(job),
         cancel_requested=job.cancel_requested,
         created_at=job.created_at,
         started_at=job.started_at,
@@ -98,6 +99,7 @@ def build(
         made_by=made_by,
         cost_cents=cost[0],
         forecast_cents=cost[1],
+        submitted_by=job.submitted_by,
         version=__version__,
     )
 
@@ -149,7 +151,29 @@ def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:
         started_at=row.started_at,
         ended_at=row.ended_at,
         recovered_s=recovered_s,
+        machines=_machines(row.handle),
+        price_cents_per_hour=row.price_cents_per_hour,
     )
+
+
+_CHECKS = (Reason.CHECK_FAILED, Reason.CHECK_INCOMPLETE)  # the same machine would fail again
+
+
+def _action(job: JobRow) -> str | None:
+    """What to do next. Where another attempt was allowed by the reason and not by the spec, the field to set."""
+    if job.reason is None:
+        return None
+    action, limits = job.reason.rule.action, job.spec.limits
+    may_retry = limits.retry.get(job.reason.value, job.reason.rule.retry) and job.reason not in _CHECKS
+    if job.status is Status.FAILED and may_retry and limits.attempts == 1:
+        return f"{action}; with `limits: {{ attempts: 3 }}` it is tried again by itself"
+    return action
+
+
+def _machines(handle: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Names of the machines of an attempt. The rest of a handle is the target's own."""
+    nodes = (handle or {}).get("nodes")
+    return tuple(str(name) for name in nodes) if isinstance(nodes, list) else ()
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

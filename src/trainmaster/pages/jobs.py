@@ -101,4 +101,5 @@ def _line(row: JobRow, last: Event | None, cost: tuple[int | None, int | None]) 
         ended_at=row.ended_at,
         cost_cents=cost[0],
         forecast_cents=cost[1],
+        submitted_by=row.submitted_by,
     )

@@ -187,7 +187,8 @@ def need(who: Caller, role: Role, *, project: str | None = None) -> None:
     if not who.may(role):
         raise Refused(403, "forbidden", f"token {who.name} has the role {who.role}; this needs the role {role}")
     if project is not None and not who.sees(project):
-        raise Refused(403, "forbidden", f"token {who.name} has no access to the project {project}")
+        own = f"; it is of {who.project}: write project={who.project}"
+        raise Refused(403, "forbidden", f"token {who.name} has no access to the project {project}{own}")
 
 
 def _given(request: Request) -> tuple[str | None, bool]:

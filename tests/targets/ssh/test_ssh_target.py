@@ -100,7 +100,7 @@ def test_a_slot_is_given_once_and_a_job_waits_for_it(hosts_file: Path, place: An
 
     async def go() -> None:
         handle = await started(target, first)
-        with pytest.raises(NoCapacity, match="waiting for 1 free machines: 0 of 1 are free"):
+        with pytest.raises(NoCapacity, match="waiting for 1 free machine: 0 of 1 are free"):
             await target.place(second)
         await end(target, handle)  # over, though not released yet: nothing runs there
         assert (await target.place(second))["nodes"] == ["n1"]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
 from trainmaster.core.secret.shapes import recognise
 
@@ -50,6 +51,8 @@ class HomeJobs:
         if len(rows) > 1 and rows[0].name != word:
             ids = ", ".join(row.id[:13] for row in rows[:5])
             raise UsageError(f"{word!r} is the beginning of {len(rows)} ids ({ids} …); write more of the id")
+        if (many := sum(row.name == word for row in rows)) > 1:
+            _console.note_newest(word, rows[0].id, many)
         return rows[0].id
 
     def list(

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from trainmaster.api.costs import CostPage, JobSpending
+from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
 from trainmaster.core.ids import is_uuid
 
@@ -44,9 +45,11 @@ class ServerJobs:
         offset = 0
         while True:
             page = self._client.jobs(find=word, limit=_MOST, offset=offset)
+            if same := [line.id for line in page.jobs if line.name == word]:
+                if len(same) > 1:
+                    _console.note_newest(word, same[0], len(same))
+                return same[0]
             for line in page.jobs:
-                if line.name == word:
-                    return line.id
                 if line.id.startswith(word):
                     begun.append(line.id)
             offset += len(page.jobs)
@@ -178,6 +181,7 @@ class ServerJobs:
             left_s=cost.left_s,
             forecast_cents=cost.forecast_cents,
             max_cost_cents=cost.max_cost_cents,
+            submitted_by=page.submitted_by,
         )
         now = datetime.now(UTC)
         return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)

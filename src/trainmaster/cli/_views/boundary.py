@@ -17,7 +17,7 @@ from typing import Any
 import typer
 
 from trainmaster.cli import _console, interrupt
-from trainmaster.core.errors import MissingExtra, TrainmasterError
+from trainmaster.core.errors import MissingExtra, TrainmasterError, install_command
 
 # Exit code 1 of these verbs means FAIL. An error is no verdict: it ends with 2 or 3.
 VERDICT_VERBS = frozenset({"accept", "bandwidth", "check", "drill", "isolate", "rejudge"})
@@ -101,7 +101,7 @@ def _describe_import(error: ImportError) -> str | None:
         return None
     if package in EXTRAS:
         return str(MissingExtra(f"this ({package})", EXTRAS[package]))
-    return f"a package cannot be imported: {_first_line(error)}; run: pip install 'trainmaster[all]'"
+    return f"a package cannot be imported: {_first_line(error)}; run: {install_command('all')}"
 
 
 def _describe_os(error: OSError) -> str:

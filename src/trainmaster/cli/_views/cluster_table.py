@@ -18,6 +18,9 @@ _MARK = {"pass": "[green]·[/]", "skip": "[dim]-[/]", "warn": "[yellow]w[/]", "e
 _LEGEND = "[dim]· pass, - does not apply, w warn, E error, F fail, ? no answer[/]"
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
 _OVERALL = ("FAIL", "INCOMPLETE", "WARN", "PASS")
+_AS_OVERALL = {Verdict.FAIL: "FAIL", Verdict.ERROR: "INCOMPLETE", Verdict.WARN: "WARN"} | dict.fromkeys(
+    (Verdict.PASS, Verdict.SKIP), "PASS"
+)
 
 
 def show(health: ClusterHealth) -> None:
@@ -33,13 +36,21 @@ def show(health: ClusterHealth) -> None:
 
 def count_line(health: ClusterHealth) -> str:
     """`14 of 16 nodes answered, 12 PASS, 2 WARN; silent: n3, n7; in 4.1 s`."""
-    verdicts = [str(node.overall) for node in health.nodes]
+    verdicts = [_overall(health, node) for node in health.nodes]
     counts = [f"{verdicts.count(word)} {word}" for word in _OVERALL if word in verdicts]
     parts = [f"{len(health.nodes)} of {len(health.asked)} nodes answered", *counts]
     silent = f"; silent: {fold(node.node for node in health.silent)}" if health.silent else ""
     between = [str(result.check) for result in health.cluster if result.verdict in _WORST]
     differ = f"; between nodes: {', '.join(between)}" if between else ""
     return f"{', '.join(parts)}{silent}{differ}; in {health.took_s:.1f} s"
+
+
+def _overall(health: ClusterHealth, node: NodeHealth) -> str:
+    """Verdict of a node with what the comparison of nodes found on it: one that drifts is not a PASS."""
+    words = [str(node.overall)]
+    for result in health.cluster:
+        words += [_AS_OVERALL[finding.verdict] for finding in result.findings if finding.device == node.node]
+    return min(words, key=_OVERALL.index)
 
 
 def fold(names: Iterable[str]) -> str:
@@ -82,7 +93,7 @@ def _matrix(health: ClusterHealth) -> Table:
     for node in health.nodes:
         marks = tuple(_mark(node, check) for check in checks)
         words = [f"{mark} {check}" for check, mark in zip(checks, marks, strict=True) if mark not in ("pass", "skip")]
-        groups[str(node.overall), marks, tuple(words + sorted(set(between[node.node])))].append(node.node)
+        groups[_overall(health, node), marks, tuple(words + sorted(set(between[node.node])))].append(node.node)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("nodes", overflow="fold")
     table.add_column("", justify="right")

@@ -11,7 +11,7 @@ import typer
 
 from trainmaster.cli._documents.hosts_file import elsewhere, runs_as_job
 from trainmaster.cli._home import HomeOption, locate
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import UsageError, install_command
 
 if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
@@ -80,7 +80,7 @@ def check(
     diff: Annotated[Path | None, typer.Option(metavar="DIR", help="Show what changed since that bundle.")] = None,
     upload: _Upload = None,
     price: Annotated[
-        float | None, typer.Option(min=0.0, metavar="USD", help="Of one node-hour; else its instance's list price.")
+        float | None, typer.Option(min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price.")
     ] = None,
     home: HomeOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN, with 3 on unseen faults.")] = False,
@@ -390,7 +390,7 @@ def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> Non
     names = ", ".join([evidence.HEALTH, evidence.VERDICT, *written])
     _console.note(f"wrote {_console.plain(str(out))}: {names}, nodes/")
     if missing := [name for name in FILES if name not in written]:
-        _console.note(f"no {', '.join(missing)}: run: pip install 'trainmaster\\[server]'")
+        _console.note(f"no {', '.join(missing)}: run: {_console.plain(install_command('server'))}")
 
 
 def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:

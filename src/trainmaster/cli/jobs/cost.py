@@ -75,12 +75,15 @@ def cost(
 
 
 def _print(page: CostPage, *, single: bool) -> None:
-    jobs = _table("job", "name", "project", "status", "cost", "per hour", "forecast", "cap")
+    named = any(line.submitted_by for line in page.jobs)  # on a home folder alone nobody has a name
+    by = ("by",) if named else ()
+    jobs = _table("job", "name", "project", *by, "status", "cost", "per hour", "forecast", "cap")
     for line in page.jobs:
         jobs.add_row(
             line.id[:8],
             escape(line.name),
             escape(line.project),
+            *((escape(line.submitted_by or ""),) if named else ()),
             _console.paint(line.status),
             dollars(line.cents),
             dollars(line.cents_per_hour) if line.cents_per_hour else "",
@@ -123,7 +126,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-_WORDS = frozenset({"job", "name", "project", "status", "budget", "period"})
+_WORDS = frozenset({"job", "name", "project", "by", "status", "budget", "period"})
 
 
 def _parse_cap(text: str) -> tuple[str, str, int | None]:

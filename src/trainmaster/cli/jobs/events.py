@@ -11,6 +11,8 @@ from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import event_line
+from trainmaster.core.errors import UsageError
+from trainmaster.core.events import Phase
 
 if TYPE_CHECKING:
     from trainmaster.api.events import Event
@@ -36,8 +38,16 @@ def events(
       trainmaster events 3f2a -f --json | jq .data.loss
     """
     with connect(home, server) as jobs:
-        for event in jobs.events(jobs.find(job), phase=phase, follow=follow, node=node):
+        job_id, printed = jobs.find(job), False
+        for event in jobs.events(job_id, phase=phase, follow=follow, node=node):
             _print(event, json=json)
+            printed = True
+        if phase is not None and not printed:
+            there = sorted({event.phase for event in jobs.events(job_id, node=node) if event.phase})
+            text = f"no event of phase {phase}; this job has {', '.join(there) or 'no events yet'}"
+            if phase not in Phase.__members__:
+                raise UsageError(text)
+            _console.note(_console.plain(text))
 
 
 def _print(event: Event, *, json: bool) -> None:

@@ -52,13 +52,16 @@ def jobs(
 
 def _print(page: JobsPage, offset: int, *, undriven: bool) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("job", "name", "project", "status", "stage", "step", "loss", "tok/s", "age"):
+    named = any(line.submitted_by for line in page.jobs)  # on a home folder alone nobody has a name
+    columns = ("job", "name", "project", *(("by",) if named else ()), "status", "stage", "step", "loss", "tok/s", "age")
+    for column in columns:
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
     for line in page.jobs:
         table.add_row(
             line.id[:8],
             escape(line.name),
             escape(line.project),
+            *((escape(line.submitted_by or ""),) if named else ()),
             _console.paint(line.status) + _remark(line, undriven=undriven),
             line.stage or "",
             _steps(line),

@@ -10,6 +10,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
+from trainmaster.cli.jobs.submit import follow_to_end
 
 
 def resume(
@@ -18,6 +19,7 @@ def resume(
     again: Annotated[
         bool, typer.Option("--again", help="Run it again from the beginning instead, as a run of its own.")
     ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the new job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the new job as JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
@@ -31,7 +33,7 @@ def resume(
 
       trainmaster resume 3f2a
 
-      trainmaster resume llama-trial train.steps=20000
+      trainmaster resume llama-trial train.steps=20000 --follow
 
       trainmaster resume llama-trial limits.max_cost=500
 
@@ -40,8 +42,10 @@ def resume(
     with connect(home, server) as jobs:
         act = jobs.rerun if again else jobs.resume
         made = act(jobs.find(job), values or ())
-    if json:
-        fields = ("id", "name", "project", "status", "stage", "reason")
-        _console.as_json({name: getattr(made, name) for name in fields})
-    else:
-        _console.out.print(f"{made.name} {'runs again' if again else 'continues'} as {made.id}")
+        if json:
+            fields = ("id", "name", "project", "status", "stage", "reason")
+            _console.as_json({name: getattr(made, name) for name in fields})
+        else:
+            _console.out.print(f"{made.name} {'runs again' if again else 'continues'} as {made.id}")
+        if follow:
+            raise typer.Exit(follow_to_end(jobs, made.id))

@@ -15,6 +15,7 @@ from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
+from trainmaster.core.money.cost import dollars
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import Attempt, JobPage, Transition
@@ -66,6 +67,10 @@ def _print(page: JobPage) -> None:
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         "to do": page.action,
+        "submitted": _submitted(page),
+        "target": escape(page.target),
+        "machine": escape(_machine(page)),
+        "price": _price(page),
         "pre-flight": _console.paint(run.preflight.overall) if run.preflight and run.preflight.overall else None,
         "step": f"{run.step} of {run.steps}" if run.step is not None and run.steps is not None else run.step,
         "loss": _loss(page),
@@ -141,6 +146,27 @@ def _cell(value: object) -> str:
 def _status(page: JobPage) -> str:
     stage = f" · {page.stage}" if page.stage and str(page.stage) != str(page.status) else ""
     return _console.paint(page.status) + stage
+
+
+def _submitted(page: JobPage) -> str | None:
+    if page.created_at is None:
+        return None
+    by = escape(page.submitted_by) if page.submitted_by else "the command line"
+    return f"{page.created_at.astimezone():%Y-%m-%d %H:%M} by {by}, project {escape(page.project)}"
+
+
+def _machine(page: JobPage) -> str:
+    """Names of the newest attempt's machines, or the one that its events come from."""
+    names = page.attempts[-1].machines if page.attempts else ()
+    return ", ".join(names) or page.run.host or ""
+
+
+def _price(page: JobPage) -> str | None:
+    per_hour = page.attempts[-1].price_cents_per_hour if page.attempts else None
+    parts = [f"{dollars(per_hour)} an hour for all its machines"] if per_hour else []
+    if page.cost_cents:
+        parts.append(f"{dollars(page.cost_cents)} so far")
+    return ", ".join(parts) or None
 
 
 def _loss(page: JobPage) -> str | None:

@@ -14,7 +14,7 @@ from trainmaster.cli._home import DATABASE_FILE, HomeOption, locate, open_home
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
-from trainmaster.cli._views import target_option
+from trainmaster.cli._views import dry_run_text, target_option
 from trainmaster.core.errors import SpecError, TargetError, UsageError
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
@@ -37,7 +37,7 @@ def submit(
     on: _On = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done; touch nothing.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the job as JSON; with --dry-run, the plan.")] = False,
     key: Annotated[
         str | None, typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job.")
     ] = None,
@@ -85,7 +85,11 @@ def submit(
     if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
-        _console.out.out(_plan(job, home).render() + _preview(job, home), end="")
+        plan, preview = _plan(job, home), _preview(job, home)
+        if json:
+            _console.as_json(dry_run_text.as_plain(job, plan, preview))
+        else:
+            _console.out.out(dry_run_text.render(job, plan) + plan.render() + preview, end="")
         return
     if server is None:
         _plan(job, home)  # what the target refuses is refused before anything is uploaded
@@ -97,7 +101,7 @@ def submit(
         else:
             _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
         if follow:
-            raise typer.Exit(_follow(jobs, made.id))
+            raise typer.Exit(follow_to_end(jobs, made.id))
         if not json and not jobs.is_driven():
             _console.note("no server works on this home folder yet; start one with: trainmaster serve")
 
@@ -178,7 +182,7 @@ def _absolute(target: str, folder: Path) -> str:
     return target if stated is None else stated.make_absolute(target, folder)
 
 
-def _follow(jobs: Jobs, job_id: str) -> int:
+def follow_to_end(jobs: Jobs, job_id: str) -> int:
     """Show the job to its end; the exit code."""
     from trainmaster.cli._views import summary
     from trainmaster.cli._views.follow import follow

@@ -92,7 +92,7 @@ def serve(
     link = url + local.link if local is not None else url
     details = {"pid": os.getpid(), "url": url, "link": link, "storage": _absolute(storage)}
     write_whole(note, json.dumps(details), durable=False, mode=0o600)
-    _announce(url, link, folder, beyond=not is_loopback_host(host), encrypted=tls_cert is not None)
+    _announce(_openable(url, host), link, folder, beyond=not is_loopback_host(host), encrypted=tls_cert is not None)
     if not isolated and reconcile:
         _note_shared_user(trust_jobs=trust_jobs)
     # Beyond loopback every caller needs a token: a proxy on this machine makes remote callers look local.
@@ -130,6 +130,11 @@ def _remove_note(note: Path) -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if json.loads(note.read_text())["pid"] == os.getpid():
             note.unlink()
+
+
+def _openable(url: str, host: str) -> str:
+    """The address with this machine's name where it listens on all: nobody can open 0.0.0.0 from elsewhere."""
+    return url.replace(f"//{_bracket(host)}:", f"//{socket.getfqdn()}:") if host in ("0.0.0.0", "::") else url  # noqa: S104
 
 
 def _announce(url: str, link: str, home: Path, *, beyond: bool, encrypted: bool) -> None:

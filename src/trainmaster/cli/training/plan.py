@@ -42,7 +42,8 @@ def plan(
         str | None, typer.Option("--tokens", help="Tokens of the whole run, as 300B or 1T; else the config's steps.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option("--price", min=0, help="US dollars for a GPU hour; else the instance's list price.")
+        float | None,
+        typer.Option("--price", min=0, metavar="USD", help="Per hour of one GPU; else the instance's list price."),
     ] = None,
     disk: Annotated[
         float | None, typer.Option("--disk", min=0.001, help="GB/s that checkpoints are written at, per node.")
@@ -170,6 +171,9 @@ def _list_price(machine: Any) -> float | None:
 def _near(word: str, known: Sequence[str]) -> str:
     import difflib
 
+    begun = [name for name in known if name.lower().startswith(f"{word.lower()}-")]
+    if begun:  # H100 is three products with three speeds
+        return f"did you mean {' or '.join(begun)}?"
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.5)
     return f"did you mean {lower[close[0]]}?" if close else f"known: {', '.join(known)}"

@@ -226,6 +226,8 @@ def _show(value: object, rule: EqualValue) -> str:
         return " and ".join(_show(item, rule) for item in (sorted(value, key=repr)))
     if value is None:
         return rule.none or "none"
+    if isinstance(value, (int, float)) and rule.unit == "GiB" and 0 < value < 1:
+        return f"{value * 1024:g} MiB" if value * 1024 >= 1 else f"{value * 1024**2:g} KiB"
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{text} {rule.unit}".rstrip()
 

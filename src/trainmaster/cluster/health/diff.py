@@ -36,7 +36,10 @@ Key = tuple[str, str, str | None]
 def compare(before: ClusterHealth, after: ClusterHealth) -> list[Change]:
     """Every change, the worst first."""
     old, new = _findings(before), _findings(after)
-    changes = [change for key in {**old, **new} if (change := _change(key, old.get(key), new.get(key)))]
+    # A node that did not answer has one row, not one for every check that it has answered in the other run.
+    silent = {node.node for node in (*before.silent, *after.silent)}
+    keys = [key for key in {**old, **new} if key[0] not in silent or key[1] == "answer" or (key in old and key in new)]
+    changes = [change for key in keys if (change := _change(key, old.get(key), new.get(key)))]
     return sorted(changes, key=lambda c: (KINDS.index(c.kind), -_weight(c.after), c.node, c.check, c.device or ""))
 
 

@@ -94,7 +94,10 @@ class Settings:
         "(trainer.kubeflow.org/v1alpha1), hyperpod (sagemaker.amazonaws.com/v1)",
     )
     image: str | None = field(
-        default=None, example="registry.example.org/team/train:1", doc="image of the pods; container.image comes first"
+        default=None,
+        pattern=r"\S+",
+        example="registry.example.org/team/train:1",
+        doc="image of the pods; container.image comes first",
     )
     package: Literal["send", "image"] = field(
         default="send", doc="send: trainmaster's node half travels in a ConfigMap; image: it is installed there"

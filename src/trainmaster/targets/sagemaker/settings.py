@@ -31,11 +31,13 @@ class Settings:
     )
     image: str | None = field(
         default=None,
+        pattern=r"\S+",
         example="123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1",
         doc="image in ECR; container.image of the spec comes first",
     )
     check_image: str | None = field(
         default=None,
+        pattern=r"\S+",
         example="123456789012.dkr.ecr.us-east-1.amazonaws.com/sagemaker-cluster-test:latest",
         doc="image of `trainmaster check`, as deploy/sagemaker builds it; not stated: image",
     )

@@ -155,7 +155,10 @@ def _no_capacity(wanted: int, tables: Sequence[SlotTable], offers: Sequence[Offe
     answered = len(offers) - len(silent)
     pairs = zip(tables, offers, strict=True)
     free = sum(1 for table, offer in pairs if isinstance(offer, Offer) and offer.free > 0 and table.free > 0)
-    text = f"ssh: waiting for {wanted} free machines: {free} of {answered} are free"
-    if silent:
-        text += f"; {len(silent)} cannot be asked: {silent[0]}"
+    text = f"ssh: waiting for {wanted} free {'machine' if wanted == 1 else 'machines'}: "
+    if not answered:
+        text += f"none of the {len(offers)} in the hosts file answers: {silent[0] if silent else 'it lists none'}"
+    else:
+        text += f"{free} of {answered} are free"
+        text += f"; {len(silent)} cannot be asked: {silent[0]}" if silent else ""
     return Unreachable(text) if not answered else NoCapacity(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Header, Query, Request
@@ -13,7 +14,7 @@ from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
 from trainmaster.control import submit as submitting
 from trainmaster.core.roles import Role
-from trainmaster.core.spec import parse_spec
+from trainmaster.core.spec import DEFAULT_PROJECT, parse_spec
 from trainmaster.pages import attempts, deliveries, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
@@ -74,6 +75,8 @@ async def submit_job(
         raise Refused(413, "too_large", "the body is too large or incomplete") from gone
     with dependencies.creating():
         spec = parse_spec(json_body.parse(body))
+        if who.project is not None and spec.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
+            spec = replace(spec, project=who.project)
         need(who, Role.USER, project=spec.project)
         dependencies.need_trust(request, who, spec)
         row, new = await run_in_threadpool(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)

@@ -1,0 +1,78 @@
+"""The first lines of `submit --dry-run`: where a job would run, on how much, what, for how much, and how long."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from trainmaster.core.money.cost import dollars
+from trainmaster.core.spec import JobSpec
+
+if TYPE_CHECKING:
+    from trainmaster.targets import Submission
+
+
+def summarize(job: JobSpec, plan: Submission) -> dict[str, str]:
+    """Six lines by their names."""
+    return {
+        "where": job.target,
+        "how many": _count(job),
+        "what runs": _program(job),
+        "price": _price(job, plan),
+        "limits": _limits(job),
+        "checkpoints": _checkpoints(job),
+    }
+
+
+def render(job: JobSpec, plan: Submission) -> str:
+    return "".join(f"{name:<12} {text}\n" for name, text in summarize(job, plan).items()) + "\n"
+
+
+def as_plain(job: JobSpec, plan: Submission, preview: str) -> dict[str, Any]:
+    """The same, with files and commands, for programs."""
+    summary = {name.replace(" ", "_"): text for name, text in summarize(job, plan).items()}
+    return {
+        "summary": summary,
+        "files": dict(plan.files),
+        "commands": [list(words) for words in plan.commands],
+        "offer": preview.strip() or None,
+    }
+
+
+def _count(job: JobSpec) -> str:
+    nodes, each = job.resources.nodes, job.resources.processes_per_node
+    return (
+        f"{nodes} {'machine' if nodes == 1 else 'machines'}, {each} {'process' if each == 1 else 'processes'} on each"
+    )
+
+
+def _program(job: JobSpec) -> str:
+    inside = f" in {job.container.image}" if job.container is not None else ""
+    if job.train is not None:
+        return f"our trainer, {job.train.steps:,} steps{inside}"
+    return (shlex.join(job.command) if job.command else "the image's own command") + inside
+
+
+def _price(job: JobSpec, plan: Submission) -> str:
+    if job.resources.price_per_hour is not None:
+        return f"{dollars(100 * job.resources.price_per_hour)} an hour for the whole job (resources.price_per_hour)"
+    if (cents := plan.handle.get("price_cents_per_hour")) is not None:
+        return f"{dollars(float(cents))} an hour for the whole job"
+    return "not known before it is placed; resources.price_per_hour states it"
+
+
+def _limits(job: JobSpec) -> str:
+    limits = job.limits
+    parts = [f"{limits.timeout_s:,.0f} s an attempt" if limits.timeout_s is not None else "no time limit"]
+    parts.append(f"{limits.attempts} {'attempt' if limits.attempts == 1 else 'attempts'}")
+    if limits.max_cost is not None:
+        parts.append(f"at most {dollars(100 * limits.max_cost)}")
+    return ", ".join(parts)
+
+
+def _checkpoints(job: JobSpec) -> str:
+    if job.resume_from is not None:
+        return f"goes on with those of {job.resume_from}"
+    if job.train is None:
+        return "what the program writes into TRAINMASTER_CHECKPOINTS"
+    return f"every {job.train.checkpoint.every_steps:,} steps"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -71,3 +72,15 @@ class TrainView:
         if self._task is None:
             self._task = self._bar.add_task(words, total=beat.steps)
         self._bar.update(self._task, completed=beat.step, total=beat.steps, description=words)
+
+
+def show_from(log: Path, offset: int, view: TrainView) -> int:
+    """Show what a log holds from an offset on; the offset of its end."""
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            piece = file.read()
+    except FileNotFoundError:
+        return offset
+    view.feed(piece)
+    return offset + len(piece)

@@ -13,7 +13,7 @@ from pathlib import Path
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._views.train_bar import TrainView
+from trainmaster.cli._views.train_bar import TrainView, show_from
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import EXIT_FILE, LOCK_FILE, RESUMABLE_EXIT, ExitRecord, rank_log
 
@@ -71,8 +71,6 @@ def _is_held(lock: Path) -> bool:
 
 
 def _follow(other: Running) -> int:
-    from trainmaster.cli.training.train import show_from
-
     offset, log = 0, other.folder / rank_log(0)
     with TrainView() as view:
         while not other.is_over:

@@ -18,7 +18,7 @@ import typer
 
 from trainmaster.cli import _console, interrupt
 from trainmaster.cli._documents import kind
-from trainmaster.cli._views.train_bar import TrainView
+from trainmaster.cli._views.train_bar import TrainView, show_from
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.plan import (
@@ -201,15 +201,3 @@ def _passing_on(folder: Path) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def show_from(log: Path, offset: int, view: TrainView) -> int:
-    """Show what a log holds from an offset on; the offset of its end."""
-    try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            piece = file.read()
-    except FileNotFoundError:
-        return offset
-    view.feed(piece)
-    return offset + len(piece)

@@ -43,18 +43,22 @@ FROM ${BASE_IMAGE:-public.ecr.aws/deep-learning-containers/pytorch-training:2.10
 # libfabric: `fi_info` and `fi_pingpong`, which show whether EFA works. A base image with Amazon's EFA installer has its
 # own under /opt/amazon/efa, which is used too. datacenter-gpu-manager: `dcgmi diag`, from NVIDIA's CUDA repository; the
 # package of DCGM 4 is named by its CUDA version. The build fails without DCGM: add NVIDIA's CUDA repository above.
+# --build-arg DCGM=none leaves it out, and `dcgm` is then skipped.
+ARG DCGM=required
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git make g++ libfabric-bin libfabric-dev pciutils kmod \
-    && (apt-get install -y --no-install-recommends datacenter-gpu-manager-4-cuda13 \
+    && if [ "${DCGM}" != none ]; then \
+        (apt-get install -y --no-install-recommends datacenter-gpu-manager-4-cuda13 \
         || apt-get install -y --no-install-recommends datacenter-gpu-manager-4-cuda12 \
         || apt-get install -y --no-install-recommends datacenter-gpu-manager) \
-    && dcgmi --version \
+        && dcgmi --version; fi \
     && rm -rf /var/lib/apt/lists/*
-# NVIDIA's nccl-tests, which the job runs on every host.
+# NVIDIA's nccl-tests, which the job runs on every host; NCCL_TESTS_VERSION=none leaves them out (no CUDA compiler).
 ARG NCCL_TESTS_VERSION=master
-RUN git clone --depth 1 --branch "${NCCL_TESTS_VERSION}" https://github.com/NVIDIA/nccl-tests.git /opt/nccl-tests \
-    && make -C /opt/nccl-tests -j "$(nproc)" \
-    && mkdir -p /usr/local/cuda/efa \
+RUN [ "${NCCL_TESTS_VERSION}" = none ] && mkdir /opt/nccl-tests \
+    || (git clone --depth 1 --branch "${NCCL_TESTS_VERSION}" https://github.com/NVIDIA/nccl-tests.git /opt/nccl-tests \
+        && make -C /opt/nccl-tests -j "$(nproc)")
+RUN mkdir -p /usr/local/cuda/efa \
     && ln -s /opt/nccl-tests /usr/local/cuda/efa/test-
 ENV PATH="/opt/nccl-tests/build:${PATH}"
 # psutil for scripts of your own; Trainmaster itself reads /proc and /sys.
@@ -70,14 +74,16 @@ RUN pip install --no-cache-dir "/opt/trainmaster[server,storage]"
 # its own: bash -c "cd /workspace/src && torchrun --nproc_per_node=8 train.py --model resnet50". The last stage, so that
 # `docker build .` makes it. NVIDIA's image brings torch, CUDA, NCCL with its headers, and Open MPI.
 FROM ${BASE_IMAGE:-nvcr.io/nvidia/pytorch:25.10-py3} AS acceptance
-# NVIDIA's nccl-tests with MPI: /workspace/nccl-tests/build/all_reduce_perf under mpirun.
+# NVIDIA's nccl-tests with MPI: /workspace/nccl-tests/build/all_reduce_perf under mpirun. NCCL_TESTS_VERSION=none leaves
+# them out, for a base without a CUDA compiler.
 ARG NCCL_TESTS_URL=https://github.com/NVIDIA/nccl-tests.git
 ARG NCCL_TESTS_VERSION=v2.17.6
 RUN command -v mpirun >/dev/null \
     || (apt-get update && apt-get install -y --no-install-recommends openmpi-bin libopenmpi-dev \
         && rm -rf /var/lib/apt/lists/*)
-RUN git clone --depth 1 --branch "${NCCL_TESTS_VERSION}" "${NCCL_TESTS_URL}" /workspace/nccl-tests \
-    && make -C /workspace/nccl-tests -j "$(nproc)" MPI=1 MPI_HOME="${MPI_HOME:-/usr/local/mpi}"
+RUN [ "${NCCL_TESTS_VERSION}" = none ] \
+    || (git clone --depth 1 --branch "${NCCL_TESTS_VERSION}" "${NCCL_TESTS_URL}" /workspace/nccl-tests \
+        && make -C /workspace/nccl-tests -j "$(nproc)" MPI=1 MPI_HOME="${MPI_HOME:-/usr/local/mpi}")
 COPY --from=source / /opt/trainmaster
 # torch is the base image's own.
 RUN pip install --no-cache-dir "/opt/trainmaster[images,server]"

@@ -25,7 +25,7 @@ from trainmaster.core.gpus import find_gpu, of_gpu
 # Shares of a golden run. Ours: the same machines repeat themselves within 1 to 3 %.
 FAIL_BELOW, WARN_BELOW = 0.9, 0.95
 # Shares of a figure that another GPU reached, scaled to this one. Ours, and wide: for an A100 the scaled one is 1,890
-# images/s and NVIDIA publishes 2,470 with a batch of 256; programs and hosts differ.
+# images/s and NVIDIA publishes 2,470; batch, program and hosts differ.
 SCALED_FAIL_BELOW, SCALED_WARN_BELOW = 0.25, 0.5
 _MOST = 1e15  # of any figure
 # What must be equal for two runs to be comparable. The names are those of options and of results.json.

@@ -69,7 +69,7 @@ def test_what_is_no_address(place: str) -> None:
 
 def test_without_obstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingExtra, match=r"trainmaster\[storage\]"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[storage\]"):
         open_store("s3://bucket/x")
 
 

@@ -181,7 +181,7 @@ def test_without_the_library_the_message_says_what_to_install(
     managed: Managed, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "amzn_sagemaker_checkpointing.checkpointing.filesystem", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'trainmaster\[hyperpod\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[hyperpod\]'"):
         run_here(tmp_path, managed())
 
 

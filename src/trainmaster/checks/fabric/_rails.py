@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trainmaster.checks.fabric._adapters import card_of
-from trainmaster.checks.fabric._rdma_devices import Device, Port
+from trainmaster.checks.fabric._rdma_devices import LAYERS, Device, Port
 
 LEAST = 4  # ours: so many equal adapters are the rails of a node; one or two without a link may be spares
 
@@ -72,14 +72,15 @@ class Rails:
 
         Rails are 4, 8 or 16: seven InfiniBand adapters and an equal one of Ethernet lack a rail, eight and one do not.
         """
+        equal = [other for other in self.ports if self.board(other) == self.board(port)]
         layers: dict[str, set[str]] = {}
-        for other in self.ports:
-            if self.board(other) == self.board(port) and other.trouble is None:
+        for other in equal:
+            if other.link_layer in LAYERS:  # one that cannot be read is an adapter all the same
                 layers.setdefault(other.link_layer, set()).add(self.card(other))
-        if not self.board(port) or port.trouble is not None or port.device in self.aside:
+        if not self.board(port) or port.link_layer not in LAYERS or port.device in self.aside:
             return None
         usual = max(layers, key=lambda layer: len(layers[layer]))
-        rails, cards = len(layers[usual]), len(set().union(*layers.values()))
+        rails, cards = len(layers[usual]), len(self.cards(equal))
         if port.link_layer == usual or cards not in (LEAST, 2 * LEAST, 4 * LEAST):
             return None
         if 2 * rails <= cards or self.card(port) in layers[usual]:

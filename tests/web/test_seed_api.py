@@ -73,7 +73,10 @@ def test_get_job_details_returns_iterations(client: TestClient, stories: dict[st
     answer = client.get(f"{JOBS}/{stories['iterated'].id}/details")
     assert answer.status_code == 200
     assert answer.json()["job"]["training_config"] == {"iterations": 2}
+    job = answer.json()["job"]
+    assert (job["uuid"], job["project_id"], job["completed_at"]) == (job["id"], job["project"], job["ended_at"])
     first, second = answer.json()["iterations"]
+    assert (first["iteration_number"], second["steps"][0]["step_config"]) == (1, second["steps"][0]["config"])
     assert (first["number"], first["epochs"], first["config"], first["time_taken"]) == (1, 3, {"lr": 0.1}, 12.0)
     assert [(step["kind"], step["step_time"]) for step in second["steps"]] == [("traj_gen", 1.5), ("training", 9.0)]
 

@@ -19,6 +19,7 @@ class Step:
     started_at: datetime | None
     completed_at: datetime | None
     step_time: float | None
+    step_config: Mapping[str, Any] | None = None  # config under the name that earlier programs read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,7 @@ class Iteration:
     time_taken: float | None
     epochs: int
     steps: tuple[Step, ...]
+    iteration_number: int | None = None  # number under the name that earlier programs read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,9 @@ class Job:
     stalled_at: datetime | None
     submitted_by: str | None
     spec: Mapping[str, Any]
+    uuid: str | None = None  # id, project and ended_at under the names that earlier programs read
+    project_id: str | None = None
+    completed_at: datetime | None = None
 
     @property
     def final(self) -> bool:

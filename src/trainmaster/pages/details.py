@@ -20,10 +20,17 @@ def read(db: Database, job_id: str) -> Details | None:
         rows, epochs = iterations.list_iterations(db, job_id), iterations.count_epochs_by_iteration(db, job_id)
         steps: dict[int, list[Step]] = {}
         for step in iterations.list_steps(db, job_id):
-            steps.setdefault(step.iteration_id, []).append(fill(Step, step))
+            steps.setdefault(step.iteration_id, []).append(fill(Step, step, step_config=step.config))
     return Details(
         job=shapes.job(job),
         iterations=tuple(
-            fill(Iteration, row, epochs=epochs.get(row.id, 0), steps=tuple(steps.get(row.id, ()))) for row in rows
+            fill(
+                Iteration,
+                row,
+                epochs=epochs.get(row.id, 0),
+                steps=tuple(steps.get(row.id, ())),
+                iteration_number=row.number,
+            )
+            for row in rows
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainmaster.api.codec import fill
 from trainmaster.api.jobs import AttemptShape, Job, Submitted
 from trainmaster.pages.job import plain_spec
@@ -9,11 +11,15 @@ from trainmaster.store.rows import AttemptRow, JobRow
 
 
 def job(row: JobRow) -> Job:
-    return fill(Job, row, spec=plain_spec(row.spec))
+    return fill(Job, row, spec=plain_spec(row.spec), **_other_names(row))
 
 
 def submitted(row: JobRow, *, new: bool) -> Submitted:
-    return fill(Submitted, row, spec=plain_spec(row.spec), new=new)
+    return fill(Submitted, row, spec=plain_spec(row.spec), new=new, **_other_names(row))
+
+
+def _other_names(row: JobRow) -> dict[str, Any]:
+    return {"uuid": row.id, "project_id": row.project, "completed_at": row.ended_at}
 
 
 def attempt(row: AttemptRow) -> AttemptShape:

@@ -40,7 +40,7 @@ _BEGUN = re.compile(r"\bnThread \d|Using devices")
 # Bandwidth rises with the size. Between two protocols of NCCL it dips by a third; half of what a smaller message
 # reached is a fault of that size. Below 16 MiB latency counts, and a quarter is.
 _HOLE, _SMALL_HOLE, _LEAST_OF_CURVE = 0.5, 0.25, 1 << 20
-_AVERAGE_SLACK = 0.2  # of the printed average: rows are rounded, and some versions average over ranks
+_AVERAGE_SLACK = 0.05  # of the printed average: rows are rounded, and some versions average over ranks
 # Of a figure published for the same GPU on other numbers of nodes. Networks of one GPU differ by a factor of five (four
 # adapters of 200 Gb/s, eight of 400), so only a tenfold loss is certain.
 _CLASS_FAILS = 0.12

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, by in enumerate((None, "ada")):
             at = datetime(2026, 11, 17, tzinfo=UTC) + timedelta(minutes=number)
             spec = parse_spec({"name": "twice", "command": ["true"]})
-            jobs.insert_once(conn, f"{number}{JOB[1:]}", spec, key=None, by=by, at=at)
+            jobs.insert_once(conn, f"{number}{JOB[1:]}", spec, key=None, by=by, at=at, word=spec.target)
     db.close()
     return folder
 

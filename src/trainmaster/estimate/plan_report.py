@@ -65,7 +65,7 @@ def build(
         "checkpoint": checkpoint,
         "suggestion": _suggestion(config, cluster, words),
         "would_fit": _would_fit(config, cluster, find_bus) if result.fits is False else [],
-        "table": _table(config, find_bus),
+        "table": _table(config, cluster, find_bus),
         "peak_learning_rate": config.optimizer.lr,
         "learning_rates": _learning_rates(config, steps),
         "notes": _notes(config, cluster, result, checkpoint, find_bus),
@@ -195,14 +195,15 @@ def _would_fit(config: TrainConfig, cluster: Cluster, find_bus: FindBus) -> list
     return ways or [_OTHER_TRAINER]
 
 
-def _table(config: TrainConfig, find_bus: FindBus) -> list[dict[str, Any]]:
-    """Every known GPU in every number: the fastest setting that fits there."""
+def _table(config: TrainConfig, named: Cluster, find_bus: FindBus) -> list[dict[str, Any]]:
+    """Every known GPU in every number: the fastest setting that fits there. A stated power limit is the named GPU's."""
     rows = []
     for gpu in gpus.gpus().values():
         if gpu.bf16_tflops is None and config.precision != "fp32":
             continue  # T4, V100: no bfloat16
         cells = []
-        for cluster in _sizes(config, gpu, find_bus):
+        for size in _sizes(config, gpu, find_bus):
+            cluster = replace(size, power_w=named.power_w if gpu == named.gpu else None)
             choice = choose.fastest(config, cluster)
             speed = choice.estimate.speed if choice is not None else None
             cells.append(
@@ -254,8 +255,10 @@ def _notes(
                 f"several GPUs were never measured here; planned over published speed of other trainers on 8 to 128 "
                 f"GPUs: {low:.2f} to {high:.2f} (docs/how/plan.md)"
             )
-    if cluster.power_w is None and cluster.gpu is not None and cluster.gpu.power_w is not None:
-        notes.append(f"cards at their {cluster.gpu.power_w:g} W; --power states a lower limit")
+    if cluster.gpu is not None and cluster.gpu.power_w is not None:
+        limit = cluster.power_w if cluster.power_w is not None else cluster.gpu.power_w
+        said = "--power states a lower limit" if cluster.power_w is None else f"--power {cluster.power_w:g}"
+        notes.append(f"cards at {min(limit, cluster.gpu.power_w):g} of their {cluster.gpu.power_w:g} W ({said})")
     if config.model.experts is not None:
         notes.append("mixtures of experts were never measured here; experts are taken as evenly used")
     expected = default_lr.expected_lr(config.model.name, config.model.width)

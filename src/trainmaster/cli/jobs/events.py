@@ -39,6 +39,7 @@ def events(
     """
     with connect(home, server) as jobs:
         job_id, printed = jobs.find(job), False
+        phase = phase.upper() if phase is not None else None
         for event in jobs.events(job_id, phase=phase, follow=follow, node=node):
             _print(event, json=json)
             printed = True

@@ -49,3 +49,5 @@ def resume(
             _console.out.print(f"{made.name} {'runs again' if again else 'continues'} as {made.id}")
         if follow:
             raise typer.Exit(follow_to_end(jobs, made.id))
+        if not json and not jobs.is_driven():
+            _console.note("no server works on this home folder yet; start one with: trainmaster serve")

@@ -39,6 +39,16 @@ def test_help_has_examples(verb: str) -> None:
     assert f"trainmaster {verb}" in result.output, "no example in its help"
 
 
+def test_every_verb_of_a_group_has_its_help() -> None:
+    group = typer.main.get_command(build())
+    parts = [group.get_command(None, verb) for verb in verbs()]  # type: ignore[attr-defined,arg-type]
+    words = [(part.name, name) for part in parts for name in getattr(part, "commands", {})]
+    assert ("target", "grant") in words
+    for pair in words:  # markup that does not close is found only where a page is drawn
+        result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(build(), [*pair, "--help"])
+        assert result.exit_code == 0, f"{pair}: {result.exception!r}"
+
+
 def test_the_help_page_has_the_summary_of_every_verb() -> None:
     page = CliRunner(env={"COLUMNS": "300", "TERM": "dumb"}).invoke(build(), ["--help"]).output
     group = typer.main.get_command(build())

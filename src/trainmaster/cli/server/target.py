@@ -44,7 +44,7 @@ User = Annotated[
     str | None,
     typer.Option(
         "--user",
-        help="Account of the project's jobs there: a Unix user; on Kubernetes NAMESPACE[/SERVICE-ACCOUNT].",
+        help="Account of the project's jobs there: a Unix user; on Kubernetes NAMESPACE or NAMESPACE/SERVICE-ACCOUNT.",
         show_default="the one of the settings file",
     ),
 ]

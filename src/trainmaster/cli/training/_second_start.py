@@ -18,6 +18,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import EXIT_FILE, LOCK_FILE, RESUMABLE_EXIT, ExitRecord, rank_log
 
 _LOOK_S = 0.2
+_PATIENCE_S = 300.0  # a save of a large model takes minutes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,11 @@ def settle(checkpoints: Path, *, stop: bool, attach: bool) -> None:
     _console.note(f"stopping the run of agent process {other.agent}, which saves first")
     with contextlib.suppress(ProcessLookupError):
         os.kill(other.agent, signal.SIGINT)
+        os.killpg(os.getpgid(other.agent), signal.SIGCONT)  # a stopped one hears nothing until it goes on
+    end = time.monotonic() + _PATIENCE_S
     while not other.is_over:
+        if time.monotonic() > end:
+            raise UsageError(f"agent {other.agent} has not ended in {_PATIENCE_S:g} s; `kill -9 {other.agent}` ends it")
         time.sleep(_LOOK_S)
 
 

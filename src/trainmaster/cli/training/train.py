@@ -169,7 +169,9 @@ def _run(folder: Path) -> int:
         offset, told = 0, False
         while agent.poll() is None:
             offset = show_from(log, offset, view)
-            if is_stopped(agent.pid) and not told:
+            if is_stopped(agent.pid) and (folder / STOP_FILE).exists():
+                os.killpg(agent.pid, signal.SIGCONT)  # a stopped agent cannot save and end
+            elif is_stopped(agent.pid) and not told:
                 told = True
                 _console.note(f"the agent (process {agent.pid}) is stopped; `kill -CONT {agent.pid}` lets it go on")
             time.sleep(_LOOK_S)

@@ -16,6 +16,7 @@ _SPACE = re.compile(r"[ \t]*")
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
 _LITERAL = re.compile(r"'([^'\n]*)'")
+_HEX = re.compile(r"0x[0-9a-fA-F]+(?:_[0-9a-fA-F]+)*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*)(?:\.[\d_]+)?(?:[eE][+-]?\d+)?(?![\w:.-])")
 _WORD = re.compile(r"(true|false|[+-]?inf|[+-]?nan)(?![\w-])")
 _WORDS = {"true": True, "false": False}
@@ -97,6 +98,9 @@ class _Reader:
         if word := _WORD.match(self._text, self._at):
             self._at = word.end()
             return _WORDS[word[0]] if word[0] in _WORDS else float(word[0])
+        if hexadecimal := _HEX.match(self._text, self._at):
+            self._at = hexadecimal.end()
+            return int(hexadecimal[0].replace("_", ""), 16)
         digits = self._need(_NUMBER)[0].replace("_", "")
         return float(digits) if re.search(r"[.eE]", digits) else int(digits)
 

@@ -7,7 +7,8 @@ everything else is opened by the job itself, as the account of its project.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+
+from trainmaster.core.compat import StrEnum
 
 
 class Place(StrEnum):

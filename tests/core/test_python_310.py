@@ -62,7 +62,7 @@ def test_the_reader_agrees_with_tomllib(text: str) -> None:
     assert read_toml(text) == tomllib.loads(text)
 
 
-@pytest.mark.parametrize("text", ["a = ", "a = 1 2", "a = 1\na = 2", "[a", "a = 2026-11-17", 'a = """x"""', "a = 0x1f"])
+@pytest.mark.parametrize("text", ["a = ", "a = 1 2", "a = 1\na = 2", "[a", "a = 2026-11-17", 'a = """x"""', "a = 0o17"])
 def test_what_the_reader_does_not_know_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"line [12]: "):
         read_toml(text)

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.both_databases
 
 
 def test_the_pragmas_hold_on_every_connection(sqlite_db: Database) -> None:
-    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 30_000}
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 15_000}
     with sqlite_db.read() as one, sqlite_db.read() as two:
         for conn in (one, two):
             assert {name: conn.exec_driver_sql(f"PRAGMA {name}").scalar() for name in wanted} == wanted

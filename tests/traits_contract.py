@@ -112,7 +112,7 @@ def hold_absolute(name: str, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
     def load(word: str) -> Any:
         loaded.append(word)
-        return SimpleNamespace(plan=lambda _: SimpleNamespace(render=lambda: ""))
+        return SimpleNamespace(plan=lambda _: SimpleNamespace(render=lambda: "", handle={}))
 
     patch.setattr(targets, "load", load)
     patch.setenv("HOME", str(folder / "me"))

@@ -75,7 +75,7 @@ def test_it_is_taken_by_on_and_refused_by_its_own_words(tmp_path: Path, monkeypa
     (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\n")
     monkeypatch.chdir(tmp_path)
     planned = run("submit", "job.yaml", "--on", "toy:box.yaml", "--dry-run")
-    assert planned.output == f"$ play {tmp_path}/box.yaml\n"
+    assert planned.output.endswith(f"\n$ play {tmp_path}/box.yaml\n")
     assert "shake the box" in str(run("check", "--on", "toy:box.yaml").exception)
     assert "submit a job there" in str(run("bandwidth", "--on", "toy:box.yaml").exception)
     with pytest.raises(UsageError, match="ssh, toy"):

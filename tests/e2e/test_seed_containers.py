@@ -131,16 +131,16 @@ async def run_to_the_end(folder: Path, spec: dict[str, Any]) -> JobRow:
 
 
 def parents_of(mark: str) -> list[int]:
-    """Parents of the agents of an attempt."""
-    found = []
+    """Parents of the agents of an attempt; the guard of an agent is its own child."""
+    found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
             if b"trainmaster.agent" in command and f"TRAINMASTER_ATTEMPT={mark}".encode() in environment:
-                found.append(int((entry / "stat").read_text().rpartition(")")[2].split()[1]))
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-    return found
+    return [parent for parent in found.values() if parent not in found]
 
 
 def test_can_upload_run_docker_job_sh(seen: Seen) -> None:

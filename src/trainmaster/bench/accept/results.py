@@ -165,7 +165,7 @@ def refuse_folder(path: Path) -> None:
     for parent in path.absolute().parents:
         if parent.exists():
             if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-                raise UsageError(f"--out {path}: {parent} is no folder that this user may write to")
+                raise UsageError(f"--out {path} cannot be made: {parent} is no folder that this user may write to")
             return
 
 

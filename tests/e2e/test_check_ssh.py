@@ -136,7 +136,7 @@ def test_each_refusal_is_told_apart_and_the_healthy_host_completes(hosts: Lab) -
         entry(well, name="nokey", key="/no/key"),
         {"name": "nowhere", "host": "no-such-host.invalid"},
     ]
-    code, health, _ = check(hosts, entries, "--timeout", "8")
+    code, health, _ = check(hosts, entries, "--timeout", "30")
     reasons = silent(health)
     expected = {
         "stuck": "it was in gpu_driver",

@@ -78,7 +78,8 @@ def test_the_document_states_patterns_and_no_default_that_other_fields_decide(cl
 
 
 def test_every_code_is_one_that_the_server_has() -> None:
-    source = "".join(path.read_text() for path in (ROOT / "src" / "trainmaster" / "web").rglob("*.py"))
+    package = ROOT / "src" / "trainmaster"
+    source = "".join(path.read_text() for part in ("web", "control") for path in (package / part).rglob("*.py"))
     listed = re.findall(r"^\| [0-9, ]+ \| (.*) \|$", PAGE, re.MULTILINE)
     codes = {code for line in listed for code in re.findall(r"`([a-z_]+)`", line)}
     assert len(codes) > 20

@@ -129,6 +129,30 @@ def test_the_log_of_an_attempt_without_folder_comes_from_storage(where: str, tmp
 
 
 @pytest.mark.parametrize("where", ["home", "server"])
+def test_follow_waits_for_the_log_of_a_queued_job(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, other = tmp_path / "home", "7a1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a12"
+    db = open_database(make_home(home))
+    folder = home / "jobs" / other / "attempts" / "1"
+    with db.write() as conn:
+        jobs.insert_job(conn, other, JobSpec(name="next", project="lab", command=("true",)), at=AT)
+
+    def start_and_end(_: float) -> None:
+        folder.mkdir(parents=True)
+        (folder / "rank-0.log").write_bytes(LOG)
+        with db.write() as conn:
+            attempts.insert_attempt(conn, other, 1, handle={"attempt": f"{other}.1", "folder": str(folder)}, at=AT)
+            jobs.advance(conn, other, seen=Stage.QUEUED, to=Stage.RELEASING, at=AT)
+            jobs.finish(conn, other, seen=Stage.RELEASING, status=Status.COMPLETED, reason=None, message="", at=AT)
+
+    monkeypatch.setattr("trainmaster.cli.jobs.logs.time.sleep", start_and_end)
+    with serve(db, home) as url:
+        done = run("logs", "next", "-f", *(["--home", str(home)] if where == "home" else ["--server", url]))
+    assert done.exit_code == 0 and done.stdout_bytes == LOG, done.output
+    assert "next is queued, waiting for its log" in done.stderr
+    db.close()
+
+
+@pytest.mark.parametrize("where", ["home", "server"])
 def test_a_log_that_grows_all_the_time_is_printed_to_its_present_end(where: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     db = open_database(make_home(home))

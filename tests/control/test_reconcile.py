@@ -51,13 +51,16 @@ def reconcile_until(
     done: Callable[[], bool],
     *,
     timeouts_s: dict[str, float] = TIMEOUTS_S,
+    begins: str | None = None,
 ) -> None:
     """Run the real loop, fast, until `done`; pytest's own timeout ends one that never is."""
 
     async def main() -> None:
         stop = asyncio.Event()
         loop = asyncio.create_task(
-            run(db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s, rest_s=at_once)
+            run(
+                db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s, rest_s=at_once, begins=begins
+            )  # fmt: skip
         )
         await until(lambda: done() or loop.done())
         stop.set()
@@ -97,6 +100,24 @@ def test_the_happy_path_goes_through_its_stages_and_keeps_every_line(db: Databas
     (attempt,) = list_attempts(db, job.id)
     assert (attempt.report, attempt.handle) == (TargetState.SUCCEEDED, {"attempt": attempt.id, "submitted": True})
     assert target.alive == set() and target.made("submit") == 1
+
+
+def test_who_follows_one_job_begins_no_other_and_goes_on_with_those_that_have_begun(
+    db: Database, tmp_path: Path
+) -> None:
+    target = Scripted(RUNNING)
+    begun = submitting.submit(db, spec(), load=target.load)
+    reconcile_until(db, tmp_path, target, lambda: find(db, begun).stage is Stage.RUNNING)
+    waits, mine, unwanted = (submitting.submit(db, spec(), load=target.load) for _ in range(3))
+    submitting.cancel(db, unwanted.id)
+    target.polls = [GOOD]
+    followed = (begun, mine, unwanted)
+    reconcile_until(
+        db, tmp_path, target, lambda: all(find(db, job).status.final for job in followed), begins=mine.id
+    )  # fmt: skip
+    assert find(db, waits).stage is Stage.QUEUED and find(db, waits).attempts == 0
+    (job,) = settle(db, tmp_path, target, waits)
+    assert job.status is Status.COMPLETED
 
 
 @pytest.mark.parametrize(

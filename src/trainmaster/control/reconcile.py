@@ -62,8 +62,11 @@ async def run(
     storage: Store | None = None,
     deadlines: Deadlines | None = None,
     leads: asyncio.Event | None = None,
+    begins: str | None = None,
 ) -> None:
     """Reconcile until `stop` is set. `leads` is set once the first tick is done.
+
+    With `begins`, of the queued jobs only that one is begun: who ends with it would leave the others without a driver.
 
     What jobs leave is kept in `storage`; in a folder of the home where none is given.
     """
@@ -83,7 +86,7 @@ async def run(
         asyncio.create_task(_sweep_rented(context), name="sweep rented"),
     ]
     try:
-        await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads)
+        await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads, begins=begins)
     finally:
         for task in sweeping:
             task.cancel()
@@ -95,7 +98,13 @@ async def run(
 
 
 async def _loop(
-    context: Context, liveness: Liveness, *, stop: asyncio.Event, tick_s: float, leads: asyncio.Event | None
+    context: Context,
+    liveness: Liveness,
+    *,
+    stop: asyncio.Event,
+    tick_s: float,
+    leads: asyncio.Event | None,
+    begins: str | None,
 ) -> None:
     working: dict[str, asyncio.Task[None]] = {}
     begun: dict[str, float] = {}  # when work on a job really began, behind those before it
@@ -113,7 +122,9 @@ async def _loop(
             running: list[RunningRow] = []
             try:
                 renew = time.monotonic() - renewed > leases.LENGTH_S / 3
-                due, running, renewed_now = await asyncio.to_thread(_take_leases, context.db, liveness, renew=renew)
+                due, running, renewed_now = await asyncio.to_thread(
+                    _take_leases, context.db, liveness, renew=renew, begins=begins
+                )
                 liveness.beat()
                 renewed = time.monotonic() if renewed_now else renewed
                 if leads is not None:
@@ -141,12 +152,14 @@ async def _loop(
         await tail.close()
 
 
-def _take_leases(db: Database, liveness: Liveness, *, renew: bool) -> tuple[list[str], list[RunningRow], bool]:
+def _take_leases(
+    db: Database, liveness: Liveness, *, renew: bool, begins: str | None
+) -> tuple[list[str], list[RunningRow], bool]:
     """Hold our leases, take those that are free, and list the jobs that need a step now and those that only run."""
     dead = find_dead(leases.others(db, liveness.token))
-    if renew or leases.wanted(db, liveness.token, dead=dead):
+    if renew or leases.wanted(db, liveness.token, dead=dead, begins=begins):
         with failpoints.around("commit lease"), db.write() as conn:
-            leases.take(conn, liveness.token, owner=liveness.owner, dead=dead)
+            leases.take(conn, liveness.token, owner=liveness.owner, dead=dead, begins=begins)
         renew = True
     running = leases.list_running(db, liveness.token)
     listened = {row.job_id for row in running}

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, func, or_, select, true, update
 
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage, TargetState
@@ -31,17 +31,20 @@ def clock(conn: Connection) -> datetime:
     return now
 
 
-def wanted(db: Database, token: str, *, dead: Collection[str] = ()) -> bool:
-    """Whether an open job has no live lease."""
+def wanted(db: Database, token: str, *, dead: Collection[str] = (), begins: str | None = None) -> bool:
+    """Whether an open job has no live lease; `begins` as in `take`."""
     with db.read() as conn:
-        free = _free(clock(conn), dead) & (_JOBS.lease_token.is_distinct_from(token))
+        free = _free(clock(conn), dead) & _begun(begins) & (_JOBS.lease_token.is_distinct_from(token))
         return conn.execute(select(_JOBS.id).where(_JOBS.stage.is_not(None), free).limit(1)).first() is not None
 
 
-def take(conn: Connection, token: str, *, owner: str, dead: Collection[str] = ()) -> None:
-    """Renew what this token holds, and take every open job that is free. `dead` are tokens known to be gone."""
+def take(conn: Connection, token: str, *, owner: str, dead: Collection[str] = (), begins: str | None = None) -> None:
+    """Renew what this token holds, and take every open job that is free. `dead` are tokens known to be gone.
+
+    With `begins`, of the jobs that still wait in the queue only that one is taken.
+    """
     now = clock(conn)
-    mine = or_(_JOBS.lease_token == token, _free(now, dead))
+    mine = or_(_JOBS.lease_token == token, _free(now, dead) & _begun(begins))
     until = now + timedelta(seconds=LENGTH_S)
     conn.execute(
         update(t.jobs)
@@ -146,6 +149,12 @@ def is_held_elsewhere(db: Database, host: str) -> bool:
         query = select(_JOBS.lease_owner).where(_JOBS.stage.is_not(None), _JOBS.lease_until >= clock(conn))
         owners = conn.execute(query.distinct()).scalars()
         return any(owner is not None and owner.partition(" ")[0] != host for owner in owners)
+
+
+def _begun(begins: str | None) -> ColumnElement[bool]:
+    if begins is None:
+        return true()
+    return or_(_JOBS.stage != Stage.QUEUED.value, _JOBS.id == begins, _JOBS.cancel_requested)
 
 
 def _free(now: datetime, dead: Collection[str]) -> ColumnElement[bool]:

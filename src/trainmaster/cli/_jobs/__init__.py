@@ -62,8 +62,8 @@ class Jobs(Protocol):
 
     def cancel(self, job_id: str) -> Job: ...
 
-    def drive(self) -> contextlib.AbstractContextManager[None]:
-        """Keep jobs progressing while the block runs, where no server does."""
+    def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:
+        """Keep this job progressing while the block runs, and those that have begun, where no server does."""
 
     def is_driven(self) -> bool:
         """Whether a server or a worker drives the jobs now."""

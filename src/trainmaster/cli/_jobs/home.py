@@ -116,10 +116,10 @@ class HomeJobs:
 
         return shapes.job(submitting.cancel(self.db, job_id))
 
-    def drive(self) -> contextlib.AbstractContextManager[None]:
+    def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:
         from trainmaster.cli._jobs.inline_reconciler import driving
 
-        return driving(self.db, self.home)
+        return driving(self.db, self.home, job_id)
 
     def is_driven(self) -> bool:
         from trainmaster.control import liveness

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def driving(db: Database, home: Path) -> Iterator[None]:
-    """Jobs of this home go on while the block runs."""
+def driving(db: Database, home: Path, job_id: str) -> Iterator[None]:
+    """This job and those of the home that have begun go on while the block runs; no other is taken from the queue."""
     from trainmaster.control import reconcile
 
     storage = open_storage(find_storage(home), home)  # where a server of this home keeps things too
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    driven = reconcile.run(db, home, stop=stop, storage=storage)
+    driven = reconcile.run(db, home, stop=stop, storage=storage, begins=job_id)
     thread = threading.Thread(target=lambda: loop.run_until_complete(driven), daemon=True)
     thread.start()
     try:

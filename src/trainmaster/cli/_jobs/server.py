@@ -106,7 +106,7 @@ class ServerJobs:
     def cancel(self, job_id: str) -> Job:
         return self._client.cancel(job_id)
 
-    def drive(self) -> contextlib.AbstractContextManager[None]:
+    def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 (a server drives)
         return contextlib.nullcontext()
 
     def is_driven(self) -> bool:

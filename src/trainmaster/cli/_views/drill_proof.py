@@ -160,10 +160,13 @@ def render_html(proof: Proof) -> str:
 
 
 def _rows(proof: Proof) -> list[tuple[str, ...]]:
-    return [_cells(number, row) for number, row in enumerate(proof.rows, 1)]
+    from trainmaster.train.drill.judge import allowed_for_damage
+
+    allowed = allowed_for_damage(proof.plan.config.checkpoint.every_steps)
+    return [_cells(number, row, allowed) for number, row in enumerate(proof.rows, 1)]
 
 
-def _cells(number: int, row: Row) -> tuple[str, ...]:
+def _cells(number: int, row: Row, allowed: int) -> tuple[str, ...]:
     if not row.reached:
         return (str(number), str(row.planned.kill), "not reached", "", "", "")
     resume = row.resume
@@ -175,7 +178,10 @@ def _cells(number: int, row: Row) -> tuple[str, ...]:
         return (str(number), str(row.planned.kill), died, "", "", "killed again while it resumed")
     bound = "not stated" if resume.bound is None else str(resume.bound)
     source = "step 0" if resume.resumed_from is None else f"step {resume.resumed_from}, {resume.tier}"
-    hurt = "; the newest was damaged" if resume.damaged else ""
+    hurt = ""
+    if resume.damaged:
+        hurt = "; the newest was damaged"
+        bound += f" + {allowed}" if resume.bound is not None else ""
     return (str(number), str(row.planned.kill), died, str(resume.lost), bound, f"{source}{hurt}")
 
 

@@ -39,7 +39,7 @@ def cancel(
             _console.note("no server or worker runs on this home folder: this command stops the job itself")
             wait = True
         if wait:
-            with jobs.drive():
+            with jobs.drive(asked.id):
                 asked = wait_for(jobs, asked.id)
     if json:
         fields = ("id", "name", "project", "status", "stage", "reason")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,11 @@ from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import AGENT_LOG, node_file, rank_log
+
+if TYPE_CHECKING:
+    from trainmaster.cli._jobs import Jobs
+
+_EVERY_S = 1.0
 
 
 def logs(
@@ -29,7 +35,7 @@ def logs(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Print a log, byte for byte; on a terminal without control characters.
+    """Print a log, byte for byte; on a terminal without control characters. --follow waits for a job in the queue.
 
     [bold]Examples[/]
 
@@ -44,6 +50,8 @@ def logs(
     stream = node_file(AGENT_LOG, node) if agent else rank_log(rank)
     with connect(home, server) as jobs:
         job_id = jobs.find(job)
+        if follow:
+            _wait_for_start(jobs, job_id)
         if tail is None and grep is None:
             for piece in jobs.log(job_id, stream, attempt=attempt, follow=follow):
                 _write(piece)
@@ -58,6 +66,17 @@ def logs(
                 return
         for line in _lines(_skip(jobs.log(job_id, stream, attempt=attempt, follow=follow), read), grep):
             _write(line)
+
+
+def _wait_for_start(jobs: Jobs, job_id: str) -> None:
+    """Until the job has a log, or will have none; why it waits is said once."""
+    told = False
+    while not (job := jobs.line(job_id)).final and not jobs.log_streams(job_id):
+        if not told:
+            driver = "" if jobs.is_driven() else "; no server works on this home folder: trainmaster serve"
+            _console.note(f"{job.name} is {job.stage or job.status}, waiting for its log{driver}")
+            told = True
+        time.sleep(_EVERY_S)
 
 
 def _lines(pieces: Iterable[bytes], grep: str | None) -> Iterator[bytes]:

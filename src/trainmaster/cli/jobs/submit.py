@@ -189,7 +189,7 @@ def follow_to_end(jobs: Jobs, job_id: str) -> int:
 
     _console.note("Ctrl-C stops watching, not the job")
     try:
-        with jobs.drive():
+        with jobs.drive(job_id):
             ended = follow(jobs, job_id)
     except KeyboardInterrupt:
         if not jobs.is_driven():

@@ -132,9 +132,19 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for the attempt under way; the ones before it stay as lines."""
+    """A bar for the attempt under way; the ones before it stay as lines. Without a terminal a line for each."""
     if quiet:
         yield lambda *_: None
+        return
+    if not _console.err.is_terminal:
+        begun: set[str] = set()
+
+        def tell(label: str, _done: int, total: int) -> None:
+            if label not in begun:
+                begun.add(label)
+                _console.note(f"{label}: {total} steps")
+
+        yield tell
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -97,13 +97,18 @@ def nothing_acknowledged_is_lost(resumes: Sequence[Resume]) -> Finding:
     return ok("every resume went on from the newest step that was said to be saved, or from a newer one")
 
 
+def allowed_for_damage(every_steps: int) -> int:
+    """Steps that damage to the newest checkpoint may cost beyond the bound; no run promises anything of it."""
+    return 2 * every_steps
+
+
 def bounded(resumes: Sequence[Resume], *, every_steps: int) -> Finding:
     """No death cost more than the run had said; where the newest was damaged too, up to two intervals more."""
     judged = [resume for resume in resumes if resume.began and resume.bound is not None]
     if not judged:
         return error("no bound was stated before any kill", action="raise steps: a run states it after its first saves")
     for resume in judged:
-        most = (resume.bound or 0) + (2 * every_steps if resume.damaged else 0)
+        most = (resume.bound or 0) + (allowed_for_damage(every_steps) if resume.damaged else 0)
         if resume.lost > most:
             return fail(f"{resume.lost} steps lost at step {resume.died_at}, stated were at most {most}", action=LOOK)
     parts = []
@@ -111,8 +116,7 @@ def bounded(resumes: Sequence[Resume], *, every_steps: int) -> Finding:
         most = max(resume.bound or 0 for resume in sound)
         parts.append(f"{max(resume.lost for resume in sound)} steps lost (at most {most} stated)")
     if after_damage := [resume for resume in judged if resume.damaged]:
-        most = max(resume.bound or 0 for resume in after_damage) + 2 * every_steps
-        # No run promises anything of damage: this allowance is the drill's own.
+        most = max(resume.bound or 0 for resume in after_damage) + allowed_for_damage(every_steps)
         parts.append(
             f"{max(resume.lost for resume in after_damage)} with the newest damaged too (at most {most} allowed)"
         )

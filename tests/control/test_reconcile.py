@@ -60,7 +60,7 @@ def reconcile_until(
         loop = asyncio.create_task(
             run(
                 db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s, rest_s=at_once, begins=begins
-            )  # fmt: skip
+            )
         )
         await until(lambda: done() or loop.done())
         stop.set()

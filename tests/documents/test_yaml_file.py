@@ -71,8 +71,12 @@ def test_overrides_go_in_by_path() -> None:
 
 def test_a_fault_of_an_override_names_the_command_line_and_not_the_file(tmp_path: Path) -> None:
     document = yaml_file.load(write(tmp_path, "name: a\ncommand: [ok]\nresources:\n  nodes: 0\n"))
-    words = ["limits.timeout_s=soon", "nmae=b"]
+    words = ["limits.timeout_s=soon", "nmae=b", "env.X=7"]
     with pytest.raises(SpecError) as caught:
         document.read(lambda value: parse_spec(yaml_file.override(value, words)), words)
     found = sorted(str(fault).partition(": ")[0] + ": " + str(fault).split(": ")[1] for fault in caught.value.faults)
-    assert found == ["command line: limits.timeout_s", "command line: nmae", "job.yaml:4: resources.nodes"]
+    assert found == [
+        "command line: env.X", "command line: limits.timeout_s", "command line: nmae", "job.yaml:4: resources.nodes",
+    ]  # fmt: skip
+    (text,) = (str(fault) for fault in caught.value.faults if "env.X" in str(fault))
+    assert text == "command line: env.X: expected text, got 7; write env.X='\"7\"'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_html_says_what_happened(db: Database) -> None:
         assert row["reason"] in html
     assert "1 check does not apply here" in html
     assert html.count("<figure") == 4
+
+
+def test_a_script_that_says_no_number_of_steps_is_told_by_those_it_did(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    story.tell([b'{"phase":"STEP","event":"metrics","data":{"step":7,"loss":2.5}}\n'])
+    page = read(db, story)
+    assert phrases.sentence(replace(page, run=replace(page.run, steps=None))) == "7 steps."
 
 
 def test_a_failure_shows_reason_action_and_evidence(db: Database) -> None:

@@ -45,7 +45,9 @@ class Document:
     def _placed(self, fault: Fault, stated: Sequence[str]) -> Fault:
         path = fault.path
         if any(path == key or path.startswith((f"{key}.", f"{key}[")) for key in stated):
-            return Fault(path=f"command line: {path}", message=fault.message)
+            # The shell takes one pair of quotes away.
+            message = re.sub(r'put it in quotes: ("[^"]*")$', lambda hit: f"write {path}='{hit[1]}'", fault.message)
+            return Fault(path=f"command line: {path}", message=message)
         while path and path not in self.lines:  # a missing field stands where its section begins
             path = re.sub(r"(\.|^)[^.\[]*$|\[\d+\]$", "", path)
         line = self.lines.get(path, 1)

@@ -68,7 +68,9 @@ def title(page: JobPage) -> str:
 def sentence(page: JobPage) -> str:
     """One sentence on the job's outcome or progress."""
     run = page.run
-    done = f"{count(run.step)} of {count(run.steps)} steps" if run.step is not None and run.steps else ""
+    done = ""
+    if run.step is not None:
+        done = f"{count(run.step)} of {count(run.steps)} steps" if run.steps else f"{count(run.step)} steps"
     if page.status is Status.COMPLETED:
         took = f" in {duration(page.duration_s)}" if page.duration_s is not None else ""
         loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None else ""

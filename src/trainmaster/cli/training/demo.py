@@ -199,4 +199,5 @@ def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
     say(f"pre-flight  {_console.paint(overall) if overall else 'not done'}")
     say(f"report      {report}")
     say(f"browser     trainmaster serve --home {home}")
+    say(f"more        trainmaster show demo --home {home} (also jobs, logs, events, cost)")
     return good

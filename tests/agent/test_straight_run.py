@@ -27,6 +27,22 @@ def test_ranks_run_to_the_end_and_leave_a_record(node: Any) -> None:
     assert node.checkpoints.is_dir()
 
 
+def test_steps_that_a_command_prints_are_events(node: Any) -> None:
+    node.run(node.shell('echo "step 1 | loss 2.5"; echo "step 2 | loss nan"; echo "step 2: val loss 2.25"', ranks=2))
+    steps = [event["data"] for event in node.events() if event["phase"] == "STEP"]
+    assert steps == [
+        {"step": 1, "loss": 2.5, "read_from": "log"}, {"step": 2, "loss": "NaN", "read_from": "log"},
+    ]  # fmt: skip
+    (held_out,) = [event["data"] for event in node.events() if event["phase"] == "EVAL_MODEL"]
+    assert held_out == {"step": 2, "loss": 2.25, "read_from": "log"}
+
+
+def test_a_command_that_writes_its_own_events_has_no_others(node: Any) -> None:
+    line = '{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2}}'
+    node.run(node.shell(f"echo '{line}' >> $TRAINMASTER_EVENTS; echo 'step 1 | loss 2'"))
+    assert [event["data"] for event in node.events() if event["phase"] == "STEP"] == [{"step": 1, "loss": 2}]
+
+
 def test_a_living_attempt_beats(node: Any) -> None:
     node.run(node.shell("sleep 0.3", ranks=2))
     beats = [event["data"] for event in node.events() if event["phase"] == "HEARTBEAT"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from trainmaster.agent import container, workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
+from trainmaster.agent.figures import Figures
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.processes import reap
 from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
@@ -82,7 +83,7 @@ def run(plan: Plan, watch: Watch) -> Outcome:
         if refusal is not None:
             return refusal
     argv = _argv(plan, folder, work, shared)
-    written = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE)
+    written, figures = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE), Figures(plan, work)
     ranks: list[_Rank] = []
     for local in range(plan.spec.resources.processes_per_node):
         if watch.asked():
@@ -93,8 +94,9 @@ def run(plan: Plan, watch: Watch) -> Outcome:
             ranks.append(_start(argv, environment, folder / rank_log(number), number, work))
         except OSError as error:
             return _not_started(error, number, plan, folder)
-    stopping = _supervise(ranks, plan, watch, written)
+    stopping = _supervise(ranks, plan, watch, written, figures)
     written.copy(last=True)
+    figures.copy(last=True)
     codes = {str(rank.number): rank.process.returncode for rank in ranks}
     resumable = RESUMABLE_EXIT in codes.values() and set(codes.values()) <= {0, RESUMABLE_EXIT}
     if stopping is None:
@@ -107,11 +109,14 @@ def run(plan: Plan, watch: Watch) -> Outcome:
     return replace(failure, exit_codes=codes)
 
 
-def _supervise(ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfolder.GlobalFile) -> _Stopping | None:
+def _supervise(
+    ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfolder.GlobalFile, figures: Figures
+) -> _Stopping | None:
     """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
     alive, stopping = list(ranks), None
     while True:
         written.copy()
+        figures.copy()
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]

@@ -219,6 +219,7 @@ CATALOG: tuple[EventType, ...] = (
         ("memory_gib", "number?", "peak of rank 0's GPU memory since the start; null on a CPU"),
         ("memory_allocated_gib?", "number", "allocated now"),
         ("memory_reserved_gib?", "number", "reserved by the allocator now"),
+        ("read_from?", "text", "the command wrote no event: the agent read the figures from its log, tensorboard, …"),
     ),
     _entry(
         "CHECKPOINT", "saved", "trainer", "A checkpoint is committed in a tier.",

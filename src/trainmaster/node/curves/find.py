@@ -1,0 +1,95 @@
+"""Find where a program leaves its figures, and read one such place to its end."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from trainmaster.node.curves import Point, Reader, Tail
+from trainmaster.node.curves.log_lines import LogLines
+from trainmaster.node.curves.tables import LightningTable, MlflowDatabase, MlflowMetric, TrainerState
+from trainmaster.node.curves.tensorboard import PATTERN as TENSORBOARD
+from trainmaster.node.curves.tensorboard import EventFile
+from trainmaster.node.curves.wandb import PATTERN as WANDB
+from trainmaster.node.curves.wandb import OfflineRun
+
+READ_FROM = "read_from"  # in an event: the figure was read, the program did not write the event
+_LOOK_S = 2.0
+_SEARCH_S = 10.0  # between two looks for new files
+_ENTRIES, _DEPTH, _FILES = 5_000, 6, 200  # of one search; files that are read
+_PASSED = frozenset({".git", ".venv", "node_modules", "__pycache__", "site-packages", ".cache"})
+
+
+class Curves:
+    """Points of the first place that has losses; what lay there before the start is not of this run."""
+
+    def __init__(self, log: Path, folders: Sequence[Path], events: Path) -> None:
+        self._folders = folders
+        self._events, self._own = Tail(events), False  # the program writes events itself: nothing is read for it
+        self._readers: dict[Path, Reader] = {log: LogLines(log)}
+        self._floor: dict[str, int] = {}
+        self.source: str | None = None
+        self._looked = self._searched = float("-inf")
+        self._search()
+        for reader in self._readers.values():
+            while reader.read():
+                pass
+
+    def look(self, *, last: bool = False) -> list[Point]:
+        """New points; none before the next look is due, unless it is the last."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S and not last:
+            return []
+        self._looked = now
+        if self._writes_events():
+            return []
+        if now - self._searched >= _SEARCH_S or last:
+            self._search()
+        points: dict[str, list[Point]] = {}
+        for reader in self._readers.values():
+            if self.source in (None, reader.name):
+                points.setdefault(reader.name, []).extend(reader.read())
+        if self.source is None:
+            self.source = next((name for name, some in points.items() if any("loss" in p.figures for p in some)), None)
+        return points.get(self.source, []) if self.source else []
+
+    def _writes_events(self) -> bool:
+        while not self._own and (data := self._events.read()[0]):
+            self._own = any(b'"STEP"' in line and READ_FROM.encode() not in line for line in data.split(b"\n"))
+        return self._own
+
+    def _search(self) -> None:
+        self._searched = time.monotonic()
+        for folder in self._folders:
+            for path, make in _find(folder, self._floor):
+                if len(self._readers) >= _FILES:
+                    return
+                if path not in self._readers:
+                    self._readers[path] = make(path)
+
+
+def _find(folder: Path, floor: dict[str, int]) -> Iterator[tuple[Path, Callable[[Path], Reader]]]:
+    kinds: list[tuple[str, Callable[[Path], Reader]]] = [
+        (TENSORBOARD, EventFile),
+        (WANDB, OfflineRun),
+        (TrainerState.PATTERN, lambda path: TrainerState(path, floor)),
+        (LightningTable.PATTERN, LightningTable),
+        (MlflowDatabase.PATTERN, MlflowDatabase),
+    ]
+    seen = 0
+    for above, folders, files in os.walk(folder):
+        here = Path(above)
+        deep = len(here.parts) - len(folder.parts) >= _DEPTH
+        folders[:] = [] if deep else sorted(name for name in folders if name not in _PASSED)
+        for name in sorted(files):
+            seen += 1
+            if here.name == MlflowMetric.PATTERN:
+                yield here / name, MlflowMetric
+            for pattern, make in kinds:
+                if fnmatch.fnmatchcase(name, pattern):
+                    yield here / name, make
+        if seen > _ENTRIES:
+            return

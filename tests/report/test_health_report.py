@@ -226,10 +226,14 @@ def test_a_large_cluster_stays_a_small_file() -> None:
 
 
 def test_a_bundle_is_written_whole_and_uploaded(tmp_path: Path) -> None:
-    paths = report.write_bundle(healths.mixed(), tmp_path / "run", cost=PRICES)
+    noted = replace(healths.mixed(), notes=("rack 7 <b>", "ticket 4711"))
+    paths = report.write_bundle(noted, tmp_path / "run", cost=PRICES, digest="ab12")
     names = ["report.html", "report.md", "junit.xml", "metrics.prom", "health_check_metrics.json"]
     assert [path.name for path in paths] == names
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == sorted(names)
+    assert "<dd>rack 7 &lt;b&gt;</dd>" in paths[0].read_text() and "<code>ab12</code>" in paths[0].read_text()
+    ticket = paths[1].read_text()
+    assert "- Note: rack 7 \\<b\\>\n- Note: ticket 4711\n- Evidence: sha256:ab12\n" in ticket
     assert len(upload_bundle(tmp_path / "run", tmp_path / "store")) == len(names)
     assert (tmp_path / "store" / "junit.xml").read_bytes() == (tmp_path / "run" / "junit.xml").read_bytes()
 

@@ -65,6 +65,7 @@ class ClusterHealth:
     cluster: tuple[CheckResult, ...] = ()
     started_at: str = ""
     took_s: float = 0.0
+    notes: tuple[str, ...] = ()  # in the user's words: site, operator, ticket, addresses
     v: int = 1
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,8 @@ import typer
 
 from trainmaster.cli._documents.hosts_file import elsewhere, runs_as_job
 from trainmaster.cli._home import HomeOption, locate
-from trainmaster.core.errors import UsageError, install_command
+from trainmaster.cli.health import _evidence
+from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.checks.profiles import Resolved
@@ -37,6 +39,10 @@ _Upload = Annotated[
 ]
 _Nodes = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Instances of the training job, with --on sagemaker; else 1.")
+]
+_Notes = Annotated[
+    list[str] | None,
+    typer.Option("--note", metavar="TEXT", help="For the report: site, operator, ticket; may be repeated."),
 ]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="With --on sagemaker: print the request of the training job; touch nothing.")
@@ -82,6 +88,7 @@ def check(
     price: Annotated[
         float | None, typer.Option(min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price.")
     ] = None,
+    note: _Notes = None,
     home: HomeOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN, with 3 on unseen faults.")] = False,
     nagios: Annotated[bool, typer.Option("--nagios", help="End with 0, 1, 2 or 3 as Nagios reads them.")] = False,
@@ -105,6 +112,8 @@ def check(
       trainmaster check --out evidence/     then, anywhere: trainmaster rejudge evidence/
 
       trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
+
+      trainmaster check --on ssh:hosts.yaml --out evidence/ --note "site FRA1, rack 7" --note "ticket 4711"
 
       trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm
 
@@ -133,9 +142,10 @@ def check(
     else:
         node = _node(wanted, level=level, planned=here, alone=not only, replay=replay, capture=capture, out=out)
         health = _cluster_of_one(node)
-    digest = _keep(out, health, price=price, upload=upload) if out is not None else ""
+    health = replace(health, notes=tuple(word[:500] for word in note or ()))
+    digest = _evidence.keep(out, health, price=price, upload=upload) if out is not None else ""
     if replay is None:
-        _remember(home, health, digest)
+        _evidence.remember(home, health, digest)
     changes = between.compare(before, health) if before is not None else None
     # Only now: the bundle and the history keep what was measured.
     health, node = (health.demanding(), node and node.demanding()) if strict else (health, node)
@@ -361,47 +371,6 @@ class _Quiet:
 
     def update(self, status: str) -> None:
         pass
-
-
-def _keep(out: Path, health: ClusterHealth, *, price: float | None, upload: str | None) -> str:
-    """Save the bundle with its reports, and upload it where a store is named; the digest of its evidence."""
-    from trainmaster.cli import _console
-    from trainmaster.cluster.health import evidence
-
-    evidence.save(out, health)
-    _write_reports(out, health, price)
-    digest = evidence.digest(out)
-    _console.err.print(f"evidence sha256:{digest}", style="dim", soft_wrap=True)
-    if upload is not None:
-        from trainmaster import storage
-
-        sent = storage.upload_bundle(out, upload)
-        _console.note(f"{len(sent)} files sent to {_console.plain(upload)}")
-    return digest
-
-
-def _write_reports(out: Path, health: ClusterHealth, price: float | None) -> None:
-    """report.html and its siblings, beside the evidence; without their packages the evidence is still whole."""
-    from trainmaster.cli import _console
-    from trainmaster.cluster.health import evidence, prices
-    from trainmaster.report.health import FILES, write_bundle
-
-    written = [path.name for path in write_bundle(health, out, cost=prices.find(health, price))]
-    names = ", ".join([evidence.HEALTH, evidence.VERDICT, *written])
-    _console.note(f"wrote {_console.plain(str(out))}: {names}, nodes/")
-    if missing := [name for name in FILES if name not in written]:
-        _console.note(f"no {', '.join(missing)}: run: {_console.plain(install_command('server'))}")
-
-
-def _remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
-    """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
-    from trainmaster.cli import _console
-    from trainmaster.cluster.health import journal
-
-    try:
-        journal.record(locate(home), health, bundle_sha256=digest)
-    except UsageError as error:
-        _console.note(f"not added to the history of GPUs: {_console.plain(str(error))}")
 
 
 def read_names(words: list[str] | None) -> list[str]:

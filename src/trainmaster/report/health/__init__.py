@@ -41,9 +41,9 @@ FILES: dict[str, Callable[[View], str]] = {
 }
 
 
-def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = None) -> list[Path]:
+def write_bundle(health: ClusterHealth, folder: Path, *, cost: Prices | None = None, digest: str = "") -> list[Path]:
     """Write every format into the folder, each atomically; the paths in order. Without Jinja there is no HTML."""
-    view = build(health, cost)
+    view = build(health, cost, digest=digest)
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, render in FILES.items():

@@ -23,6 +23,12 @@ def render(view: View) -> str:
 def _lines(view: View) -> Iterator[str]:
     yield f"# {view.overall}: {view.title}\n"
     yield f"{escape(view.sentence)}\n"
+    for note in view.notes:
+        yield f"- Note: {escape(note)}"
+    if view.digest:
+        yield f"- Evidence: sha256:{view.digest}"
+    if view.notes or view.digest:
+        yield ""
     if view.silent:
         yield "## No answer\n"
         for node in view.silent:

@@ -104,6 +104,8 @@ class View:
     started_at: str
     took_s: float
     version: str
+    notes: tuple[str, ...] = ()  # of whoever ran it
+    digest: str = ""  # of the evidence beside the report
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -117,8 +119,8 @@ class View:
         return tuple(node for node in self.nodes if node.silent)
 
 
-def build(health: ClusterHealth, prices: Prices | None = None) -> View:
-    """The view of one run. Pure: the same health gives the same view."""
+def build(health: ClusterHealth, prices: Prices | None = None, *, digest: str = "") -> View:
+    """The view of one run; `digest` is that of its evidence. Pure: the same health gives the same view."""
     names = list(dict.fromkeys(_name(name) for name in _names(health)))
     between = _between(health, set(names))
     nodes: list[Node] = []
@@ -163,6 +165,8 @@ def build(health: ClusterHealth, prices: Prices | None = None) -> View:
         started_at=sanitise.line(health.started_at),
         took_s=health.took_s,
         version=sanitise.line(next((node.version for node in health.nodes if node.version), "")),
+        notes=tuple(sanitise.line(note) for note in health.notes),
+        digest=digest,
     )
 
 

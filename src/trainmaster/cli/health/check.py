@@ -44,6 +44,9 @@ _Notes = Annotated[
     list[str] | None,
     typer.Option("--note", metavar="TEXT", help="For the report: site, operator, ticket; may be repeated."),
 ]
+_Price = Annotated[
+    float | None, typer.Option(min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price.")
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="With --on sagemaker: print the request of the training job; touch nothing.")
 ]
@@ -85,9 +88,7 @@ def check(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the evidence bundle there.")] = None,
     diff: Annotated[Path | None, typer.Option(metavar="DIR", help="Show what changed since that bundle.")] = None,
     upload: _Upload = None,
-    price: Annotated[
-        float | None, typer.Option(min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price.")
-    ] = None,
+    price: _Price = None,
     note: _Notes = None,
     home: HomeOption = None,
     strict: Annotated[bool, typer.Option("--strict", help="End with 1 on WARN, with 3 on unseen faults.")] = False,
@@ -111,9 +112,7 @@ def check(
 
       trainmaster check --out evidence/     then, anywhere: trainmaster rejudge evidence/
 
-      trainmaster check --on ssh:hosts.yaml --level 1 --out today/ --diff yesterday/
-
-      trainmaster check --on ssh:hosts.yaml --out evidence/ --note "site FRA1, rack 7" --note "ticket 4711"
+      trainmaster check --on ssh:hosts.yaml --out today/ --diff yesterday/ --note "rack 7, ticket 4711"
 
       trainmaster check --on ssh:hosts.yaml --level 2     each node alone, then collectives; or --on slurm
 

@@ -202,6 +202,8 @@ def test_a_spec_is_submitted_once_by_its_key_and_cancelled(url: str, tmp_path: P
     over = run("cancel", "trial", "--server", url)
     assert isinstance(over.exception, TrainmasterError) and over.exception.exit_code == 2
     assert "already" in str(over.exception)
+    refused = run("delete", "sent", "--yes", "--server", url)
+    assert "cancel it and wait for its end" in str(refused.exception)
     resumed = run("resume", "trial", "--json", "--server", url)
     assert resumed.exit_code == 0 and json.loads(resumed.stdout)["status"] == "pending", resumed.output
     assert "does not return whole specs" in str(run("resume", "trial", "train.steps=9", "--server", url).exception)

@@ -211,7 +211,7 @@ def test_a_cancel_ends_a_job_that_is_collecting(db: Database, tmp_path: Path, co
         cancel_when=lambda row: row.stage is Stage.COLLECTING,
     )  # fmt: skip
     assert job.status is status, "what succeeded stays so"
-    assert "outputs/large: the job was cancelled before it was stored" in job.message
+    assert "outputs/large: the job was cancelled, or reached a cap on its cost, before it was stored" in job.message
     stored = {row.path for row in artifacts.list_artifacts(db, job.id)}
     assert {"outputs/a", "attempts/1/rank-0.log"} <= stored and not {"outputs/large", "outputs/z"} & stored
 
@@ -238,8 +238,9 @@ def test_a_grace_without_bound_is_refused_and_an_old_row_is_still_stopped(grace_
     assert Deadlines().must_force(job, request, at + timedelta(hours=2))
 
 
+@pytest.mark.parametrize("by", ["user", "cap"])
 @pytest.mark.parametrize(("ended_s", "limit_s"), [(None, 600), (5, 600), (-5, 30)])
-def test_a_cancel_after_the_end_leaves_less_time_to_store(ended_s: int | None, limit_s: int) -> None:
+def test_a_cancel_after_the_end_leaves_less_time_to_store(ended_s: int | None, limit_s: int, by: str) -> None:
     at = datetime.now(UTC)
     job = JobRow(
         id="x", name="a", project="p", target="local", status=Status.CANCELLING, stage=Stage.COLLECTING, reason=None,
@@ -250,7 +251,11 @@ def test_a_cancel_after_the_end_leaves_less_time_to_store(ended_s: int | None, l
         id="x.1", job_id="x", number=1, handle=None, report=None, reason=None, message="", exit=None, created_at=at,
         started_at=at, ended_at=None if ended_s is None else at + timedelta(seconds=ended_s),
     )  # fmt: skip
+    if by == "cap":
+        job = replace(job, cancel_requested=False, cancel_at=None)
+        attempt = replace(attempt, stop_reason=Reason.OVER_BUDGET, stop_at=at)
     late = [Deadlines().must_stop_storing(job, attempt, at + timedelta(seconds=limit_s + more)) for more in (-1, 1)]
     assert late == [False, True]
     wanted = replace(job, cancel_requested=False, cancel_at=None)
-    assert not Deadlines().must_stop_storing(wanted, attempt, at + timedelta(days=9))
+    free = replace(attempt, stop_reason=None, stop_at=None)
+    assert not Deadlines().must_stop_storing(wanted, free, at + timedelta(days=9))

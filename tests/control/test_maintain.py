@@ -48,6 +48,7 @@ def final_job(db: Database, home: Path, *, ended: datetime | None = None, resume
             spec = {"name": "a", "command": ["true"], "resume_from": resume_from}
             conn.execute(tables.jobs.update().where(tables.jobs.c.id == job_id).values(spec=spec))
         jobs.finish(conn, job_id, seen=Stage.QUEUED, status=Status.COMPLETED, at=at)
+        attempts.mark_released(conn, attempt, at=at)
     return job_id
 
 
@@ -104,8 +105,11 @@ def test_open_jobs_and_those_another_one_needs_are_not_deleted(db: Database, tmp
     running, _ = new_job(db)
     first = final_job(db, tmp_path)
     final_job(db, tmp_path, resume_from=first)
-    for job_id in (running, first):
-        with pytest.raises(JobOpen):
+    held = final_job(db, tmp_path)
+    with db.write() as conn:
+        conn.execute(tables.attempts.update().where(tables.attempts.c.job_id == held).values(released_at=None))
+    for job_id, words in ((running, "cancel it and wait"), (first, "delete that one first"), (held, "reap --on local")):
+        with pytest.raises(JobOpen, match=words):
             maintain.delete_job(db, store, tmp_path, job_id, by="local")
         assert jobs.find_job(db, job_id) is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import events, leases
+from trainmaster.store import attempts, events, leases
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_jobs, find_job, list_transitions
@@ -240,8 +241,9 @@ def test_cancel_during_a_call_is_not_lost(db: Database, tmp_path: Path, call: st
     assert (job.status, job.reason, target.alive) == (Status.CANCELLED, Reason.USER_CANCELLED, set())
 
 
-def test_a_cancel_does_not_wait_for_a_start_that_hangs(
-    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["user", "cap"])
+def test_a_cancel_or_a_cap_does_not_wait_for_a_start_that_hangs(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr(reconcile, "_HURRY_S", 0.2)
     target = Scripted()
@@ -249,12 +251,18 @@ def test_a_cancel_does_not_wait_for_a_start_that_hangs(
 
     async def hang(attempt: str) -> None:
         target.alive.add(attempt)
-        submitting.cancel(db, job.id)
+        if by == "user":
+            submitting.cancel(db, job.id)
+        else:
+            with db.write() as conn:
+                at = datetime.now(UTC)
+                attempts.request_stop(conn, attempt, reason=Reason.OVER_BUDGET, message="limits.max_cost", at=at)
         await asyncio.Event().wait()
 
     target.before["submit"] = hang
     (job,) = settle(db, tmp_path, target, job)
-    assert (job.status, target.alive, target.made("submit")) == (Status.CANCELLED, set(), 1)
+    assert (target.alive, target.made("submit")) == (set(), 1)
+    assert job.reason is (Reason.USER_CANCELLED if by == "user" else Reason.OVER_BUDGET)
 
 
 def test_a_job_that_succeeds_before_the_cancel_arrives_is_completed(db: Database, tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.transitions import end_overdue
 from trainmaster.core.errors import DiskFull, PathDenied, StorageUnreachable, TargetError, Unreachable, UsageError
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
 from trainmaster.store import attempts, instances, jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Handle, Instance, InstanceState, LaunchRequest, Offer
+from trainmaster.targets import Handle, Instance, InstanceState, LaunchRequest, Offer, Poll
 from trainmaster.targets._provider import SshAccess, Timing
 from trainmaster.targets._rented import Rented
 
@@ -43,7 +43,7 @@ class Cloud:
     def __init__(self) -> None:
         self.instances: dict[str, Instance] = {}
         self.launched: list[str] = []
-        self.hidden = self.blind = False
+        self.hidden = self.blind = self.wrong_key = False
         self.lacks: str | None = None
         self.answers = True
         self._ids = (f"{number:032x}" for number in itertools.count(1))
@@ -54,7 +54,15 @@ class Cloud:
     async def list_instances(self) -> Sequence[Instance]:
         if self.blind:
             raise Unreachable("the listing fails")
+        if self.wrong_key:
+            raise TargetError("lambda: listInstances: wrong API key")
         return [] if self.hidden else list(self.instances.values())
+
+    async def find_instance(self, instance_id: str) -> Instance | None:
+        return self.instances.get(instance_id)
+
+    async def list_regions(self) -> list[str]:
+        return ["r", "sold-out"]
 
     def may_launch(self) -> bool:
         return True
@@ -136,8 +144,8 @@ def cloud() -> Cloud:
     return Cloud()
 
 
-def begin(db: Database, target: Target, home: Path, clock: Clock | None = None) -> tuple[Context, JobRow]:
-    document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}}
+def begin(db: Database, target: Target, home: Path, clock: Clock | None = None, **spec: Any) -> tuple[Context, JobRow]:
+    document = {"name": "a", "target": "lambda", "command": ["true"], "preflight": {"level": 0}, **spec}
     job = submitting.submit(db, parse_spec(document), load=lambda _: target)
     clock = clock or Clock()
     context = Context(
@@ -319,3 +327,75 @@ def test_a_machine_that_refuses_every_request_is_returned(
     ended = asyncio.run(drive(db, target, tmp_path))
     assert cloud.instances == {} and len(cloud.launched) == 1
     assert ended.status is Status.COMPLETED and str(refusal) in (ended.message or "")
+
+
+def test_a_server_that_restarts_during_an_empty_listing_asks_for_its_machines_by_id(
+    db: Database, tmp_path: Path, cloud: Cloud
+) -> None:
+    target = Target(cloud)
+    context, job = begin(db, target, tmp_path)
+    target.boxes.polls = [Poll(state=TargetState.UNKNOWN, note="no route")]
+
+    async def until(stage: Stage | None, *, at_most: int = 20) -> None:
+        for _ in range(at_most):
+            if again(db, job).stage is stage:
+                return
+            with contextlib.suppress(Unreachable):
+                await handle_stage(context, again(db, job))
+        raise AssertionError(f"still {again(db, job).stage}")
+
+    asyncio.run(until(Stage.CHECKING))
+    cloud.hidden = True
+    (machine,) = cloud.instances
+
+    async def look() -> None:  # another event loop has seen no listing before, as a new process
+        with pytest.raises(Unreachable, match="no route"):
+            await handle_stage(context, again(db, job))
+
+    asyncio.run(look())
+    assert again(db, job).stage is Stage.CHECKING, "its machine runs, although the listing is empty"
+    submitting.cancel(db, job.id)
+    target.boxes.polls = [GOOD]
+    asyncio.run(until(None, at_most=40))
+    assert machine not in cloud.instances, "it is returned by its id"
+
+
+def test_an_address_that_changed_is_looked_up(tmp_path: Path, cloud: Cloud) -> None:
+    target = Rented("lambda", lambda: cloud)
+    cloud.instances["m"] = Instance(
+        id="m", name="n", state=InstanceState.ACTIVE, kind="gpu_1x", region="r", address="10.0.0.9"
+    )
+    host = {"id": "m", "name": "i-m", "host": "10.0.0.2", "port": 22, "key": "10.0.0.2 ssh-ed25519 AAAA\n"}
+    handle = {"attempt": "x.1", "nodes": ["i-m"], "instances": [{"id": "m", "name": "n"}], "hosts": [host]}
+
+    async def addresses() -> list[tuple[str, bytes]]:
+        before = target._rented_ssh()._hosts_of(handle)
+        assert await target._find_fate(handle) is None
+        return [(host.host, key) for host, key in (*before, *target._rented_ssh()._hosts_of(handle))]
+
+    key = b" ssh-ed25519 AAAA\n"
+    assert asyncio.run(addresses()) == [("10.0.0.2", b"10.0.0.2" + key), ("10.0.0.9", b"10.0.0.9" + key)]
+
+
+@pytest.mark.parametrize("fault", ["unknown region nowhere", "wrong API key"])
+def test_a_region_or_key_that_is_wrong_ends_the_job_at_once_with_that_word(
+    db: Database, tmp_path: Path, cloud: Cloud, fault: str
+) -> None:
+    region = "nowhere" if "region" in fault else "r"
+    context, job = begin(db, Target(cloud), tmp_path, rent={"regions": [region]})
+
+    fault_ends: list[str] = []
+
+    async def go() -> None:
+        for _ in range(12):
+            if again(db, job).stage is None:
+                return
+            cloud.wrong_key = bool(cloud.launched) and "key" in fault and not fault_ends
+            await handle_stage(context, again(db, job))
+            if again(db, job).stage is Stage.RELEASING:
+                fault_ends.append(fault)  # a machine that was launched is returned with the right key
+
+    asyncio.run(go())
+    row = again(db, job)
+    assert (row.status, row.reason) == (Status.FAILED, Reason.TARGET_ERROR)
+    assert fault in (row.message or "") and cloud.instances == {}

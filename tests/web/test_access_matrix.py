@@ -29,7 +29,7 @@ from trainmaster.core.roles import Role
 from trainmaster.core.schema import describe
 from trainmaster.core.spec import JobSpec
 from trainmaster.storage import open_store
-from trainmaster.store import costs, jobs, tables, webhooks
+from trainmaster.store import attempts, costs, jobs, tables, webhooks
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
@@ -75,6 +75,7 @@ def furnish(db: Database, home: Path, project: str) -> dict[str, str]:
         db, home, story.id, {path: MARK.format(project).encode() for path in ("outputs/m.bin", "attempts/1/agent.log")}
     )
     with db.write() as conn:
+        attempts.mark_released(conn, story.attempt, at=AT)
         costs.set_budget(conn, project, "month", 10_000, at=AT)
         webhooks.insert_webhook(conn, hook, url=f"https://{project}.example.org/x", project=project, topics=[], at=AT)
     issue(db, f"spare-{project}", Role.USER, project)

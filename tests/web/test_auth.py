@@ -12,8 +12,9 @@ from pages import samples
 from trainmaster.control import known_targets
 from trainmaster.core.errors import UsageError
 from trainmaster.core.schema import to_plain
-from trainmaster.store import audit, tokens
+from trainmaster.store import attempts, audit, costs, tokens
 from trainmaster.store.database import Database
+from trainmaster.store.jobs import find_job
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
 from trainmaster.web.auth import COOKIE, PUBLIC, may_bind
@@ -121,6 +122,26 @@ def test_a_token_of_a_project_sees_and_changes_that_project_alone(closed: TestCl
     mine = {"name": "y", "role": "user", "project": "research"}
     assert closed.post("/v1/tokens", json=mine, headers=admin).status_code == 201
     assert outcome(closed.put("/v1/budgets/infra/month", json={"cap_cents": 1}, headers=admin)) == (403, "forbidden")
+
+
+def test_a_finished_job_is_deleted_by_a_user_of_its_project_alone(closed: TestClient, db: Database) -> None:
+    story = samples.completed(db, project="lab")
+    with db.write() as conn:
+        attempts.mark_released(conn, story.attempt, at=story.at)
+    path = f"{JOBS}/{story.id}"
+    user = issue(db, "u", Role.USER, "lab")
+    for name, role, project, status in (("v", Role.VIEWER, "lab", 403), ("s", Role.USER, "other", 404)):
+        assert closed.delete(path, headers=issue(db, name, role, project)).status_code == status
+    with db.write() as conn:
+        costs.set_budget(conn, "lab", "month", 10_000, at=story.at)
+        costs.set_price(conn, story.attempt, 100.0)
+    assert outcome(closed.delete(path, headers=user)) == (403, "forbidden"), "a user cannot free a budget"
+    with db.write() as conn:
+        costs.remove_budget(conn, "lab", "month")
+    running = samples.pending(db, project="lab")
+    assert outcome(closed.delete(f"{JOBS}/{running.id}", headers=user)) == (409, "still_open")
+    assert closed.delete(path, headers=user).status_code == 204 and find_job(db, story.id) is None
+    assert closed.delete(path, headers=user).status_code == 404 and find_job(db, running.id) is not None
 
 
 def test_every_change_leaves_who_made_it(closed: TestClient, db: Database) -> None:

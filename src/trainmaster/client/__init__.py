@@ -136,6 +136,10 @@ class Client:
         """Request that a job saves and stops; BadRequest if it has ended."""
         return decode(Job, self._transport.request("POST", _job(job_id, "cancel")).json())
 
+    def delete(self, job_id: str) -> None:
+        """Delete a final job with everything it left; Conflict while it runs or another one needs it."""
+        self._transport.request("DELETE", _job(job_id))
+
     def resume(self, job_id: str, *, key: str | None = None) -> Submitted:
         """Submit a job that continues from the last checkpoint of an ended one; Conflict while that one runs."""
         answer = self._transport.request(

@@ -86,6 +86,16 @@ def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetim
     return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
 
 
+def counts(db: Database, job: JobRow) -> bool:
+    """Whether a job has cost something, or nobody knows what, in a project with a budget."""
+    with db.read() as conn:
+        if not costs.list_budgets(conn, project=job.project):
+            return False
+        return any(
+            span.cents_per_hour != 0 for charge in costs.list_charges(conn, jobs=[job.id]) for span in charge.spans
+        )
+
+
 async def run(db: Database, *, stop: asyncio.Event, look_s: float = LOOK_S, home: Path | None = None) -> None:
     """Hold the caps until `stop` is set."""
     clock = Clock(home)

@@ -27,7 +27,7 @@ from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER, split_node_file
 from trainmaster.storage import Store, transfer
-from trainmaster.store import artifacts, jobs
+from trainmaster.store import artifacts, attempts, jobs
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
 from trainmaster.targets import FileSize, Handle, ReadsMany
 
@@ -196,7 +196,10 @@ class _SmallFiles:
 
 
 class _Patience:
-    """Ends copies of outputs when the time of a cancelled job is over. One of terabytes would hold it for hours."""
+    """Ends copies of outputs when the time of a job that was cancelled, or is at its cap, is over.
+
+    One of terabytes would hold it for hours.
+    """
 
     def __init__(self, context: Context, job: JobRow, attempt: AttemptRow) -> None:
         self._context, self._job, self._attempt = context, job, attempt
@@ -220,11 +223,16 @@ class _Patience:
         """TargetError where the time is over. Asks the database once a second."""
         if not self._over and time.monotonic() - self._asked >= _ASK_S:
             self._asked = time.monotonic()
-            job = await asyncio.to_thread(jobs.find_job, self._context.db, self._job.id)
+            job, attempt = await asyncio.to_thread(self._read)
             now = self._context.now()
-            self._over = job is not None and self._context.deadlines.must_stop_storing(job, self._attempt, now)
+            self._over = job is not None and self._context.deadlines.must_stop_storing(job, attempt, now)
         if self._over:
-            raise TargetError("the job was cancelled before it was stored")
+            raise TargetError("the job was cancelled, or reached a cap on its cost, before it was stored")
+
+    def _read(self) -> tuple[JobRow | None, AttemptRow]:
+        job = jobs.find_job(self._context.db, self._job.id)
+        rows = attempts.list_attempts(self._context.db, self._job.id)
+        return job, next((row for row in rows if row.id == self._attempt.id), self._attempt)
 
 
 async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:

@@ -9,7 +9,8 @@ row and its time is over. A control plane that was dead for a day, or whose data
     checking               counted from when the node began; the attempt is asked to stop
     running                limits.timeout_s of the spec; the agent keeps it, we keep the agent to it
     collecting             what could be kept is kept, the rest is named, and the attempt is released; after a cancel
-                           this also ends a copy that goes on. On rented machines `rent.collect_minutes` of failures
+                           or a cap on money this also ends a copy that goes on. On rented machines
+                           `rent.collect_minutes` of failures
     releasing              after a while a notification says that something may be left running; a target that refuses
                            (no credentials, no kubeconfig) is given up soon, one that cannot be reached after a day:
                            the job ends with what may be left, and `reap` finds it
@@ -89,12 +90,14 @@ class Deadlines:
         return None
 
     def must_stop_storing(self, job: JobRow, attempt: AttemptRow, now: datetime) -> bool:
-        """Whether a cancelled job had all its time to have its outputs stored."""
-        if not job.cancel_requested or job.cancel_at is None:
+        """Whether a job that was cancelled, or has reached a cap, had all its time to have its outputs stored."""
+        capped_at = attempt.stop_at if attempt.stop_reason is Reason.OVER_BUDGET else None
+        times = [time for time in (job.cancel_at if job.cancel_requested else None, capped_at) if time is not None]
+        if not times:
             return False
-        late = attempt.ended_at is not None and job.cancel_at >= attempt.ended_at
-        limit_s = self.cancelled_late_s if late else self.cancelled_collecting_s
-        return self.elapsed_s(job.cancel_at, now) > limit_s
+        since = min(times)
+        late = attempt.ended_at is not None and since >= attempt.ended_at
+        return self.elapsed_s(since, now) > (self.cancelled_late_s if late else self.cancelled_collecting_s)
 
     def leaks(self, job: JobRow, now: datetime) -> int:
         """Number of notifications due by now about a release that fails."""

@@ -22,7 +22,7 @@ from trainmaster.control.project_yaml import prefix
 from trainmaster.core.errors import JobMissing, JobOpen, StorageError, StoreError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.storage import Store
-from trainmaster.store import audit, jobs, projection
+from trainmaster.store import attempts, audit, jobs, projection
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
@@ -105,6 +105,9 @@ def delete_job(db: Database, storage: Store, home: Path, job_id: str, *, by: str
         raise JobOpen(f"job {job_id} is {job.status}; cancel it and wait for its end before you delete it")
     if (later := jobs.find_resumed(db, job_id)) is not None:
         raise JobOpen(f"job {later} goes on with the checkpoints of {job_id}; delete that one first")
+    if held := [left.what for left in attempts.list_held(db, job=job_id)]:  # its rows are how `reap` finds it
+        words = f"job {job_id} may still hold something ({held[0]})"
+        raise JobOpen(f"{words}; end it first: trainmaster reap --on {job.target}")
     for stored in storage.list(f"{prefix(job_id)}/"):
         storage.delete(stored.path)
     shutil.rmtree(home / "jobs" / job_id, ignore_errors=True)

@@ -69,7 +69,13 @@ async def _look_up(
     context: Context, job: JobRow, attempt: AttemptRow, target: Rents, wanted: Sequence[InstanceRow]
 ) -> tuple[bool | None, list[Instance | None]]:
     """Machines as the listing has them, or the handler's return value where one of them ends the pass."""
-    listing = await context.call("list", target.listing())
+    ids = [row.provider_id for row in wanted if row.provider_id is not None and _is_settled(context, row, target)]
+    try:
+        listing = await context.call("list", target.listing(known=ids))
+    except Unreachable:
+        raise
+    except (TargetError, UsageError) as error:  # a wrong key: the same answer for as long as one asks
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(error)), []
     for row in wanted:
         if (ended := await _resolve(context, job, attempt, row, listing, settle_s=target.settle_s())) is not None:
             return ended, []
@@ -286,6 +292,12 @@ def _target(context: Context, job: JobRow) -> Rents:
 
 def _is_ready(instance: Instance) -> bool:
     return instance.state is InstanceState.ACTIVE and instance.address is not None
+
+
+def _is_settled(context: Context, row: InstanceRow, target: Rents) -> bool:
+    """Whether the listing should show a machine by now; before, each look would ask for it by its id."""
+    assert row.launched_at is not None
+    return context.deadlines.elapsed_s(row.launched_at, context.now()) > target.settle_s()
 
 
 def _is_of_offer(row: InstanceRow, offer: Offer) -> bool:

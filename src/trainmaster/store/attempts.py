@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, bindparam, func, insert, literal, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, case, func, insert, literal, select, true, update
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.schema import build, to_plain
@@ -54,11 +54,14 @@ def mark_started(conn: Connection, attempt: str, *, at: datetime) -> None:
 
 
 def request_stop(conn: Connection, attempt: str, *, reason: Reason, message: str, at: datetime) -> bool:
-    """Request that an attempt saves and stops; False if it has ended or was asked before. The first reason counts."""
-    row = update(t.attempts).where(
-        t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None), t.attempts.c.stop_reason.is_(None)
-    )
-    return conn.execute(row.values(stop_reason=reason.value, stop_at=at, message=message)).rowcount == 1
+    """Request that an attempt saves and stops; False if it was released or asked before. The first reason counts.
+
+    Of one that has ended the copy of what it left stops; its message stays what ended it.
+    """
+    a = t.attempts.c
+    row = update(t.attempts).where(a.id == attempt, a.released_at.is_(None), a.stop_reason.is_(None))
+    text = case((a.ended_at.is_(None), message), else_=a.message)
+    return conn.execute(row.values(stop_reason=reason.value, stop_at=at, message=text)).rowcount == 1
 
 
 def end_attempt(
@@ -116,10 +119,10 @@ class HeldResource:
     what: str
 
 
-def list_held(db: Database) -> list[HeldResource]:
-    """Attempts that were placed and never released, and instances not confirmed as gone."""
+def list_held(db: Database, *, job: str | None = None) -> list[HeldResource]:
+    """Attempts that were placed and never released, and instances not confirmed as gone; of one job, or of all."""
     a, j, i = t.attempts.c, t.jobs.c, t.instances.c
-    over, placed = j.stage.is_(None), a.handle.is_not(None)
+    over, placed = j.stage.is_(None) & (j.id == job if job is not None else true()), a.handle.is_not(None)
     both = t.attempts.join(t.jobs, j.id == a.job_id)
     columns = (a.id, j.target, a.handle, j.status)
     unreleased = select(*columns).select_from(both).where(over, placed, a.released_at.is_(None)).order_by(a.id)

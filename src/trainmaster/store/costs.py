@@ -170,13 +170,13 @@ def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Win
 
 
 def list_spending(conn: Connection, *, capped: bool = False) -> list[Spending]:
-    """Every attempt that goes on; `capped`: only of jobs with a cap of their own."""
+    """Every attempt that goes on or is not released yet; `capped`: only of jobs with a cap of their own."""
     cap = _JOBS.spec["limits"]["max_cost"].as_float()
     query = (
         select(_JOBS.id, _JOBS.name, _JOBS.project, _JOBS.status, _JOBS.stage, _JOBS.cancel_requested,
                _ATTEMPTS.id.label("attempt"), _ATTEMPTS.stop_reason, cap.label("cap"), _FIRST.label("first"))
         .join(t.attempts, (_ATTEMPTS.job_id == _JOBS.id) & (_ATTEMPTS.number == _JOBS.attempts))
-        .where(_JOBS.stage.is_not(None), _ATTEMPTS.ended_at.is_(None), _ATTEMPTS.released_at.is_(None))
+        .where(_JOBS.stage.is_not(None), _ATTEMPTS.released_at.is_(None))
     )  # fmt: skip
     query = query.where(cap.is_not(None)) if capped else query
     return [

@@ -73,11 +73,17 @@ def list_due(db: Database, token: str) -> list[str]:
 
 
 def list_unwanted(db: Database, token: str) -> list[str]:
-    """The jobs that this token holds, that are being started, and that somebody wants to stop."""
+    """The jobs that this token holds, that are being started, and that a user or a cap wants to stop."""
     words = [Stage.PLACING.value, Stage.PROVISIONING.value, Stage.CONNECTING.value, Stage.STAGING.value]
     starting = _JOBS.stage.is_not(None) & _JOBS.stage.in_(words)
+    a = t.attempts.c
+    last = (a.job_id == _JOBS.id) & (a.number == _JOBS.attempts)
     with db.read() as conn:
-        query = select(_JOBS.id).where(starting, _JOBS.lease_token == token, _JOBS.cancel_requested)
+        query = (
+            select(_JOBS.id)
+            .outerjoin(t.attempts, last)
+            .where(starting, _JOBS.lease_token == token, or_(_JOBS.cancel_requested, a.stop_reason.is_not(None)))
+        )
         return list(conn.execute(query).scalars())
 
 

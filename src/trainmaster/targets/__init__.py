@@ -222,8 +222,11 @@ class Rents(Protocol):
         """Launch a machine; its id. Unreachable: the outcome is unknown. Every other error: nothing was launched."""
         ...
 
-    async def listing(self, *, since: datetime | None = None) -> Listing:
-        """Every machine of the account; one listing is shared by all jobs. Not requested before `since`."""
+    async def listing(self, *, since: datetime | None = None, known: Collection[str] = ()) -> Listing:
+        """Every machine of the account; one listing is shared by all jobs. Not requested before `since`.
+
+        A machine of `known` that the listing lacks is asked for by its id.
+        """
         ...
 
     async def terminate(self, ids: Sequence[str]) -> None:

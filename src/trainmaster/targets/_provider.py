@@ -1,4 +1,4 @@
-"""Provider contract: a source of machines by the hour. A provider has four calls: prices, list, launch, terminate.
+"""Provider contract: a source of machines by the hour. A provider has four main calls: prices, list, launch, terminate.
 
 `targets/_rented.py` turns a provider into a target. To add one, see docs/how/providers.md.
 
@@ -16,7 +16,7 @@ import hashlib
 import re
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -90,6 +90,7 @@ class Listing:
 
     at: datetime
     instances: tuple[Instance, ...]
+    absent: frozenset[str] = frozenset()  # ids that were asked for one by one, and are not there
 
     def find(self, name: str, *, provider_id: str | None = None) -> Instance | None:
         """The instance with this id; without an id the one with this name, of several a live one before others."""
@@ -146,6 +147,10 @@ class Provider(Protocol):
         """Every instance of the account, foreign ones too."""
         ...
 
+    async def find_instance(self, instance_id: str) -> Instance | None:
+        """An instance that the listing lacks, by its id; None: the provider says that there is none."""
+        ...
+
     def may_launch(self) -> bool:
         """Whether the rate limit allows a launch now; True takes the turn."""
         ...
@@ -156,6 +161,10 @@ class Provider(Protocol):
 
     async def terminate(self, ids: Sequence[str]) -> None:
         """Request the end of instances. Those that are gone already are no error."""
+        ...
+
+    async def list_regions(self) -> Collection[str]:
+        """Every region, sold out ones too."""
         ...
 
     async def list_file_systems(self) -> Mapping[str, str]:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from trainmaster.targets._rented_ssh import RentedSsh
 
 _RELEASE_S = 20.0  # that one `release` waits for the listing; then it is called again
+_REGIONS_S = 600.0  # that a list of regions is used
 _OFFERS_AGE = 2  # listings' ages that a list of offers may have
 _LIVE = (InstanceState.BOOTING, InstanceState.ACTIVE, InstanceState.UNHEALTHY, InstanceState.UNKNOWN)
 
@@ -67,8 +69,17 @@ class Rented:
     async def choose(self, spec: JobSpec, *, refused: Collection[tuple[str, str]]) -> list[Offer]:
         shared = self._shared()
         systems = await shared.provider.list_file_systems() if spec.rent.file_systems else None
+        await self._refuse_unknown_regions(spec)
         offers = await shared.offers()
         return rank_offers(offers, spec, provider=self._word, file_systems=systems, refused=refused)
+
+    async def _refuse_unknown_regions(self, spec: JobSpec) -> None:
+        """A region that does not exist is never free: it is refused at once, not waited for."""
+        if spec.rent.regions:
+            known = await self._shared().regions()
+            if unknown := [name for name in spec.rent.regions if name not in known]:
+                words = f"unknown region {', '.join(unknown)} (rent.regions)"
+                raise TargetError(f"{self._word}: {words}; it has {', '.join(sorted(known)) or 'none'}")
 
     def listing_s(self) -> float:
         return self._shared().provider.timing.listing_s
@@ -82,8 +93,8 @@ class Rented:
     async def launch(self, request: LaunchRequest) -> str:
         return await self._shared().provider.launch(request)
 
-    async def listing(self, *, since: datetime | None = None) -> Listing:
-        return await self._shared().listing(since=since)
+    async def listing(self, *, since: datetime | None = None, known: Collection[str] = ()) -> Listing:
+        return await self._shared().listing(since=since, known=known)
 
     async def terminate(self, ids: Sequence[str]) -> None:
         await self._shared().provider.terminate(ids)
@@ -107,7 +118,7 @@ class Rented:
             hosts.append(known)
         ready = {**handle, "nodes": [item["name"] for item in hosts], "hosts": hosts}
         try:
-            gpus = await _rented_ssh(access).identify(ready)
+            gpus = await _rented_ssh(access, {}).identify(ready)
         except NoPython as error:  # waiting changes no image, and each minute is paid
             action = f"choose another image (rent.image) or name its Python ({access.python_setting})"
             raise TargetError(f"{error.reason}; {action}") from None
@@ -129,7 +140,7 @@ class Rented:
             return poll
         try:
             fate = await self._find_fate(handle)
-        except Unreachable as error:
+        except TargetError as error:
             return Poll(state=TargetState.UNKNOWN, note=f"{poll.note}; {error}")
         return fate or poll
 
@@ -175,7 +186,7 @@ class Rented:
         since, until = datetime.now(UTC), time.monotonic() + _RELEASE_S
         while True:
             try:
-                listing = await shared.listing(since=since)
+                listing = await shared.listing(since=since, known=_ids(handle))
             except Unreachable:
                 await self._terminate_known(handle)
                 raise
@@ -196,7 +207,7 @@ class Rented:
 
     async def _terminate_known(self, handle: Handle) -> None:
         """Terminate by id what cannot be listed now: half an API may work, and each minute is paid. Never raises."""
-        if ids := [str(item["id"]) for item in handle.get("instances", ())]:
+        if ids := _ids(handle):
             with contextlib.suppress(TargetError, TimeoutError):
                 async with asyncio.timeout(_RELEASE_S):
                     await self._shared().provider.terminate(ids)
@@ -229,10 +240,13 @@ class Rented:
         return "\n".join(lines) + "\n" + self._shared().provider.describe(request)
 
     async def _find_fate(self, handle: Handle) -> Poll | None:
-        """What became of the attempt's machines by the listing; None while all of them are there."""
+        """What became of the attempt's machines by the listing; None while all of them are there.
+
+        One that got another address is looked for there from now on: its pinned host key proves that it is the same.
+        """
         if not handle.get("instances"):
             return None
-        listing = await self.listing()
+        listing = await self.listing(known=_ids(handle))
         for item in handle["instances"]:
             instance = listing.find(str(item["name"]), provider_id=str(item["id"]))
             if instance is None:
@@ -242,10 +256,17 @@ class Rented:
                 return Poll(state=TargetState.LOST, note=note, reason=Reason.PREEMPTED)
             if instance.state.over:
                 return Poll(state=TargetState.LOST, note=f"{instance.id}: {self._word} lists it as {instance.state}")
+            self._note_address(handle, instance)
         return None
 
+    def _note_address(self, handle: Handle, instance: Instance) -> None:
+        hosts = {str(item["id"]): str(item["host"]) for item in handle.get("hosts", ())}
+        if instance.address is not None and instance.address != hosts.get(instance.id):
+            self._shared().addresses[instance.id] = instance.address
+
     def _rented_ssh(self) -> RentedSsh:
-        return _rented_ssh(self._shared().provider.access)
+        shared = self._shared()
+        return _rented_ssh(shared.provider.access, shared.addresses)
 
     def _shared(self) -> _Shared:
         """Provider and listing, shared by all jobs of the running event loop."""
@@ -269,23 +290,44 @@ class _Shared:
         self._gate, self._offers_gate = asyncio.Lock(), asyncio.Lock()
         self._listing: Listing | None = None
         self._offers: tuple[float, Sequence[Offer]] | None = None
+        self._regions: tuple[float, Collection[str]] | None = None
+        self.addresses: dict[str, str] = {}  # of machines that did not answer at the address of their handle
 
-    async def listing(self, *, since: datetime | None = None) -> Listing:
+    async def listing(self, *, since: datetime | None = None, known: Collection[str] = ()) -> Listing:
+        """A machine of `known` that the listing lacks is asked for by its id: a listing may be empty for a minute."""
         async with self._gate:
-            now = datetime.now(UTC)
-            known = self._listing
-            if known is not None and known.at > now:
-                known = None  # the clock was set back: until it is there again this listing would count as new
-            if known is not None and (since is None or known.at >= since):
-                if (now - known.at).total_seconds() < self.provider.timing.listing_s:
-                    return known
-            elif known is not None and since is not None:
-                # Many jobs wait for a listing newer than theirs: the interval is kept, one listing serves all of them.
-                rest_s = self.provider.timing.listing_s / 2 - (now - known.at).total_seconds()
-                await asyncio.sleep(max(0.0, rest_s))
-            at = datetime.now(UTC)
-            self._listing = Listing(at=at, instances=tuple(await self.provider.list_instances()))
-            return self._listing
+            listing = await self._list(since)
+            for wanted in known:
+                if listing.find("", provider_id=wanted) is not None or wanted in listing.absent:
+                    continue
+                if (instance := await self.provider.find_instance(wanted)) is not None:
+                    listing = replace(listing, instances=(*listing.instances, instance))
+                else:
+                    listing = replace(listing, absent=listing.absent | {wanted})
+                self._listing = listing
+            return listing
+
+    async def _list(self, since: datetime | None) -> Listing:
+        now = datetime.now(UTC)
+        last = self._listing
+        if last is not None and last.at > now:
+            last = None  # the clock was set back: until it is there again this listing would count as new
+        if last is not None and (since is None or last.at >= since):
+            if (now - last.at).total_seconds() < self.provider.timing.listing_s:
+                return last
+        elif last is not None and since is not None:
+            # Many jobs wait for a listing newer than theirs: the interval is kept, one listing serves all of them.
+            rest_s = self.provider.timing.listing_s / 2 - (now - last.at).total_seconds()
+            await asyncio.sleep(max(0.0, rest_s))
+        at = datetime.now(UTC)
+        self._listing = Listing(at=at, instances=tuple(await self.provider.list_instances()))
+        return self._listing
+
+    async def regions(self) -> Collection[str]:
+        async with self._offers_gate:
+            if self._regions is None or time.monotonic() - self._regions[0] > _REGIONS_S:
+                self._regions = (time.monotonic(), await self.provider.list_regions())
+            return self._regions[1]
 
     async def offers(self) -> Sequence[Offer]:
         async with self._offers_gate:
@@ -298,10 +340,14 @@ class _Shared:
 _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
 
 
-def _rented_ssh(access: SshAccess) -> RentedSsh:
+def _rented_ssh(access: SshAccess, addresses: Mapping[str, str]) -> RentedSsh:
     from trainmaster.targets._rented_ssh import RentedSsh
 
-    return RentedSsh(access)
+    return RentedSsh(access, addresses)
+
+
+def _ids(handle: Handle) -> list[str]:
+    return [str(item["id"]) for item in handle.get("instances", ())]
 
 
 def _node_name(instance: Instance) -> str:
@@ -311,9 +357,7 @@ def _node_name(instance: Instance) -> str:
 
 def _is_of(instance: Instance, attempt: str, handle: Handle) -> bool:
     label = instance.label
-    return label is not None and (
-        label.attempt == attempt or instance.id in {str(item["id"]) for item in handle.get("instances", ())}
-    )
+    return label is not None and (label.attempt == attempt or instance.id in _ids(handle))
 
 
 def _owned(attempt: str, instances: Sequence[Instance]) -> Owned:

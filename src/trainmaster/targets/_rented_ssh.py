@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainmaster.core.errors import TargetError
 from trainmaster.targets import Handle
@@ -18,9 +20,10 @@ _GPUS = 64  # serial numbers kept of one machine
 class RentedSsh(Ssh):
     """Machines of a handle's `hosts`."""
 
-    def __init__(self, access: SshAccess) -> None:
+    def __init__(self, access: SshAccess, addresses: Mapping[str, str]) -> None:
+        """`addresses`: of machines, by id, that moved since their handle was written."""
         super().__init__(Path("/nonexistent"))
-        self._access = access
+        self._access, self._addresses = access, addresses
 
     async def identify(self, handle: Handle) -> list[list[str]]:
         """Serial numbers of the GPUs of each machine; also the proof that a login works."""
@@ -47,11 +50,14 @@ class RentedSsh(Ssh):
         return [
             (
                 SshHost(
-                    host=str(item["host"]), name=str(item["name"]), port=item.get("port"), user=access.user,
+                    host=self._address(item), name=str(item["name"]), port=item.get("port"), user=access.user,
                     key=access.key, python=access.python, folder=access.folder, lost_after_s=access.lost_after_s,
                     address=item.get("address"),
                 ),
-                str(item["key"]).encode(),
+                str(item["key"]).replace(str(item["host"]), self._address(item), 1).encode(),
             )
             for item in handle.get("hosts", ())
         ]  # fmt: skip
+
+    def _address(self, item: Mapping[str, Any]) -> str:
+        return self._addresses.get(str(item.get("id")), str(item["host"]))

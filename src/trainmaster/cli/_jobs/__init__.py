@@ -62,6 +62,9 @@ class Jobs(Protocol):
 
     def cancel(self, job_id: str) -> Job: ...
 
+    def delete(self, job_id: str) -> None:
+        """Delete a final job with everything it left."""
+
     def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:
         """Keep this job progressing while the block runs, and those that have begun, where no server does."""
 

@@ -116,6 +116,11 @@ class HomeJobs:
 
         return shapes.job(submitting.cancel(self.db, job_id))
 
+    def delete(self, job_id: str) -> None:
+        from trainmaster.control import maintain
+
+        maintain.delete_job(self.db, self._open_storage(), self.home, job_id, by=_BY)
+
     def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:
         from trainmaster.cli._jobs.inline_reconciler import driving
 

@@ -106,6 +106,9 @@ class ServerJobs:
     def cancel(self, job_id: str) -> Job:
         return self._client.cancel(job_id)
 
+    def delete(self, job_id: str) -> None:
+        self._client.delete(job_id)
+
     def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 (a server drives)
         return contextlib.nullcontext()
 

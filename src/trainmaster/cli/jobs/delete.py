@@ -7,16 +7,21 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, StorageOption, find_storage, open_home, open_storage
+from trainmaster.cli._home import HomeOption, StorageOption
+from trainmaster.cli._jobs import connect
+from trainmaster.cli._server import ServerOption
 
 
 def delete(
-    job: Annotated[list[str], typer.Argument(help="Ids of jobs.")],
+    job: Annotated[list[str], typer.Argument(help="Ids of jobs, unique beginnings of them, or names.")],
     yes: Annotated[bool, typer.Option("--yes", help="Delete without asking.")] = False,
     home: HomeOption = None,
     storage: StorageOption = None,
+    server: ServerOption = None,
 ) -> None:
     """Delete final jobs: rows, events, logs, outputs and checkpoints. Their cost no longer counts in budgets.
+
+    A job that runs is refused: cancel it and wait for its end. On a server, users delete jobs of their project.
 
     TRAINMASTER_RETAIN_DAYS lets a server delete jobs that ended longer ago by itself.
 
@@ -26,13 +31,8 @@ def delete(
     """
     if not yes:
         typer.confirm(f"delete {len(job)} jobs with everything they left?", abort=True)
-    place, db = open_home(home)
-    from trainmaster.control import maintain
-    from trainmaster.control.submit import LOCAL
-
-    try:
-        for job_id in job:
-            maintain.delete_job(db, open_storage(storage or find_storage(place), place), place, job_id, by=LOCAL)
+    with connect(home, server, storage=storage) as jobs:
+        for word in job:
+            job_id = jobs.find(word)
+            jobs.delete(job_id)
             _console.out.print(f"deleted {job_id}")
-    finally:
-        db.close()

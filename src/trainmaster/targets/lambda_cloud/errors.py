@@ -83,7 +83,8 @@ _BY_STATUS: dict[int, type[ApiError]] = {401: InvalidKey, 403: AccountError, 404
 def refusal(operation: str, status: int, code: str, message: str, suggestion: str) -> TargetError:
     """The typed error for an error answer. The texts are untrusted and may hold anything but our key."""
     text = "; ".join(part[:_SHOWN] for part in (message, suggestion) if part) or "no message"
-    words = f"lambda: {operation}: {_printable(text)} ({status} {_printable(code[:100]) or 'without a code'})"
+    wrong = "wrong API key: " if _TYPES.get(code, _BY_STATUS.get(status)) is InvalidKey else ""
+    words = f"lambda: {operation}: {wrong}{_printable(text)} ({status} {_printable(code[:100]) or 'without a code'})"
     if code == CAPACITY:
         return NoCapacity(words)
     if status == 429:

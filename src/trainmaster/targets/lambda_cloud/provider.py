@@ -40,25 +40,17 @@ class LambdaCloud:
         self._settings = settings if settings is not None else read_settings()
         self.access, self.timing = self._settings.access, self._settings.timing
         self._ssh_key_name: str | None = None
-        self._alive: set[str] = set()  # ids of ours that were listed and are not known to have ended
 
     async def list_offers(self) -> list[Offer]:
         return [offer for item in (await self._client().list_types()).values() for offer in _offers(item)]
 
     async def list_instances(self) -> list[Instance]:
-        instances = [_instance(item) for item in await self._client().list_instances()]
-        for missing in sorted(self._alive - {instance.id for instance in instances}):
-            if (instance := await self._find(missing)) is not None:
-                instances.append(instance)
-        self._alive = {instance.id for instance in instances if instance.label is not None and not instance.state.over}
-        return instances
+        return [_instance(item) for item in await self._client().list_instances()]
 
-    async def _find(self, instance_id: str) -> Instance | None:
-        """A machine that the listing has dropped, asked for by its id: a listing may be empty for a minute."""
+    async def find_instance(self, instance_id: str) -> Instance | None:
         try:
             return _instance(await self._client().get_instance(instance_id))
         except NotFound:
-            self._alive.discard(instance_id)  # noted at once: a listing that is cut off here need not ask again
             return None
         except Unreachable:
             raise
@@ -87,6 +79,9 @@ class LambdaCloud:
                 first = first or error
         if first is not None:
             raise first
+
+    async def list_regions(self) -> list[str]:
+        return [str(item.get("name")) for item in await self._client().list_regions()]
 
     async def list_file_systems(self) -> Mapping[str, str]:
         file_systems = await self._client().list_file_systems()

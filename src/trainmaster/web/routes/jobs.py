@@ -1,4 +1,4 @@
-"""Jobs: list, show, submit, cancel, resume."""
+"""Jobs: list, show, submit, cancel, resume, delete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from starlette.responses import Response
 
 from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
+from trainmaster.control import budget, maintain
 from trainmaster.control import submit as submitting
+from trainmaster.core.errors import JobMissing, JobOpen
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import DEFAULT_PROJECT, parse_spec
 from trainmaster.pages import attempts, deliveries, transitions
@@ -96,6 +98,27 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
 def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     """Request that a job saves and stops. 400 if it has ended."""
     return reply(shapes.job(dependencies.cancel(db, job, who)))
+
+
+@router.delete("/{uuid}", status_code=204, response_class=Response)
+def delete_job(
+    request: Request, job: dependencies.Job, db: dependencies.Db, storage: dependencies.Storage, who: dependencies.User
+) -> Response:
+    """Delete an ended job with its events, logs, files and checkpoints. 409 while it runs, or a later job needs it.
+
+    The cost of a deleted job counts in no budget: where the project has one, only an admin deletes what has cost.
+    """
+    need(who, Role.USER, project=job.project)
+    if who.role is not Role.ADMIN and budget.counts(db, job):
+        words = f"its cost counts in the budget of project {job.project}; a token with the role admin may delete it"
+        raise Refused(403, "forbidden", words)
+    try:
+        maintain.delete_job(db, storage, request.app.state.home, job.id, by=who.name)
+    except JobMissing:
+        raise not_found(job.id) from None
+    except JobOpen as error:
+        raise Refused(409, "still_open", str(error)) from error
+    return Response(status_code=204)
 
 
 @router.post(

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import signal
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 from trainmaster.cluster import termination
+from trainmaster.targets._runs import Owner
+from trainmaster.targets.slurm.node_list import SlurmNode
+from trainmaster.targets.slurm.retest import reserve
 
 
 def test_sigterm_cancels_the_work_which_cleans_up_first() -> None:
@@ -54,6 +61,73 @@ def test_a_second_sigterm_does_not_end_the_clean_up(nested: bool) -> None:
         if nested:
             termination.run(clean_up(), runner=runner)
     assert ended == ["cleaned up"]
+
+
+@pytest.mark.parametrize("verb", ["drill", "demo"])
+def test_a_second_sigterm_does_not_end_the_clean_up_of_a_verb(verb: str) -> None:
+    module, ended = importlib.import_module(f"trainmaster.cli.training.{verb}"), []
+    with pytest.raises(KeyboardInterrupt), module._interruptible():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            ended.append("cleaned up")
+    assert ended == ["cleaned up"]
+
+
+def test_a_cluster_test_is_cancelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainmaster.cli._jobs import cluster_test
+    from trainmaster.targets.kubernetes import kubeconfig, retrying
+
+    class Nothing:
+        def __init__(self, _access: object) -> None: ...
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(
+        cluster_test, "load_settings", lambda _: SimpleNamespace(kubeconfig="", context="", namespace="")
+    )
+    monkeypatch.setattr(kubeconfig, "load_access", lambda *_: None)
+    monkeypatch.setattr(retrying, "RetryingClient", Nothing)
+    ended: list[str] = []
+
+    async def work(_client: object, _namespace: str) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            ended.append("removed")
+
+    with pytest.raises(typer.Exit):
+        cluster_test._Cluster(job_name="j", manifest=Path("m"), on="kubernetes").call(work)
+    assert ended == ["removed"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_reservation_whose_making_was_interrupted_is_removed(number: int) -> None:
+    """Cancelled while Slurm makes it: it is there all the same, for ever, unless it is ended."""
+    made: set[str] = set()
+
+    class Slurm:
+        async def request(self, _what: str, *, words: list[str], **_: object) -> tuple[dict[str, object], bytes]:
+            if words[:2] == ["scontrol", "create"]:
+                signal.raise_signal(number)
+                made.add(words[3].partition("=")[2])
+                await asyncio.sleep(0.05)
+            if words[:2] == ["scontrol", "delete"]:
+                made.discard(words[2].partition("=")[2])
+            return {"code": 0}, b"root"
+
+    node = SlurmNode(name="n1", states=("IDLE", "DRAIN"), reason="trainmaster: ecc", gpus="")
+
+    async def retest() -> None:
+        async with reserve(Slurm(), node, Owner(home="0" * 8, run="1" * 12)):  # type: ignore[arg-type]
+            await asyncio.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        termination.run(retest())
+    assert made == set()
 
 
 def test_between_two_runs_sigterm_is_an_interrupt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ from sqlalchemy import update
 
 from trainmaster.control import budget, reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.control.clock import FILE, Clock
+from trainmaster.control.clock import FOLDER, Clock
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.money.cost import Span, add_up
 from trainmaster.core.spec import parse_spec
@@ -37,8 +38,10 @@ class Machine:
     def steady(self) -> float:
         return self.steady_s
 
-    def clock(self, home: Path | None = None, *, boot: str = "one") -> Clock:
-        return Clock(home, wall=self.wall, steady=self.steady, boot=boot)
+    def clock(
+        self, home: Path | None = None, *, boot: str = "one", host: str = "here", pid: int | None = None
+    ) -> Clock:
+        return Clock(home, wall=self.wall, steady=self.steady, boot=boot, host=host, pid=pid)
 
 
 @pytest.mark.parametrize("step_s", [7_200.0, -7_200.0])
@@ -150,9 +153,27 @@ def test_after_a_reboot_the_old_offset_means_nothing(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "clock.json").write_text("{")
+    path = tmp_path / FOLDER / f"here.{os.getpid()}.json"
+    path.parent.mkdir()
+    path.write_text("{")
     Machine().clock(tmp_path)
-    assert '"steps": []' in (tmp_path / "clock.json").read_text()
+    assert '"steps": []' in path.read_text()
+
+
+def test_each_process_has_a_file_of_its_own_and_goes_on_with_those_before_it(tmp_path: Path) -> None:
+    machine, other = Machine(), Machine()
+    gone, lives = 2**22 + 1, os.getppid()  # no process has a number over 2**22
+    first, second = machine.clock(tmp_path, pid=gone), machine.clock(tmp_path, pid=lives)
+    far = other.clock(tmp_path, boot="far", host="far", pid=7)
+    since = first.now()
+    machine.set_s += 7_200
+    second.observe()  # the first one is dead by now
+    other.set_s -= 600
+    far.observe()
+    third = machine.clock(tmp_path)
+    assert third.elapsed_s(since, third.now()) == pytest.approx(0), "the step of its own machine, and no other"
+    names = {path.name for path in (tmp_path / FOLDER).iterdir()}
+    assert names == {f"here.{lives}.json", f"here.{os.getpid()}.json", "far.7.json"}
 
 
 def test_money_is_counted_for_the_time_that_passed() -> None:
@@ -185,8 +206,9 @@ def test_a_step_of_the_clock_times_no_job_out(db: Database, tmp_path: Path, step
     target.started.append(attempt)
     if stepped:  # the offset of the clocks as a server kept it before the step
         kept = Clock(tmp_path)
-        found = json.loads((tmp_path / FILE).read_text())
-        (tmp_path / FILE).write_text(json.dumps({**found, "offset_s": kept._offset_s - STEP_S}))
+        (path,) = (tmp_path / FOLDER).iterdir()
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps({**found, "offset_s": kept._offset_s - STEP_S}))
 
     async def go() -> None:
         stop = asyncio.Event()

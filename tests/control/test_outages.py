@@ -146,6 +146,45 @@ def job_message(db: Database) -> str:
     return job.message
 
 
+@pytest.fixture
+def small_home(tmp_path: Path) -> Iterator[Path]:
+    """A home folder on a disk of its own, of 64 MiB."""
+    if os.getuid() != 0:
+        pytest.skip("mounts a small file system, which needs root")
+    home = tmp_path / "home"
+    home.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", home], check=False).returncode:
+        pytest.skip("this machine lets even root mount nothing")
+    try:
+        yield home
+    finally:
+        subprocess.run(["umount", "-l", home], check=True)
+
+
+def fill(file: Path) -> None:
+    """Take every byte that is left on the disk of this file."""
+    with contextlib.suppress(OSError), file.open("ab", buffering=0) as ballast:
+        while True:
+            ballast.write(b"x" * 4096)
+
+
+def test_jobs_are_submitted_and_cancelled_while_the_disk_of_the_home_is_full(small_home: Path) -> None:
+    db = open_database(small_home / "trainmaster.db")
+    db.reserve_space()
+    spec = parse_spec({"name": "a", "command": ["true"]})
+    before = submitting.submit(db, spec)
+    fill(small_home / "of-a-job")
+    with pytest.raises(OSError, match="No space left"):
+        (small_home / "more").write_bytes(b"x" * 4096)
+    for _ in range(300):  # more than the log of the database holds at once
+        made = submitting.submit(db, spec)
+        assert submitting.cancel(db, made.id).cancel_requested
+    assert submitting.cancel(db, before.id).cancel_requested
+    with db.read() as conn:
+        assert conn.exec_driver_sql("PRAGMA quick_check").scalar_one() == "ok"
+    db.close()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system, which needs root")
 def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
     """Of the control plane: its database and its storage. The job's own folder is on another disk, as on a node."""

@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: what was started on other machines is ended first.
+"""SIGTERM and a closed terminal (SIGHUP) as Ctrl-C: what was started on other machines is ended first.
 
 Without it the allocations of a Slurm cluster, and pods, would be held until their time limit. A further SIGTERM changes
 nothing: `timeout` sends it to the process and to its group, and the second would end the clean-up. A second Ctrl-C only
@@ -22,7 +22,7 @@ _handlers: list[bool] = []  # one for each that is set, the outermost first, whi
 
 
 def run(work: Coroutine[Any, Any, Made], *, runner: asyncio.Runner | None = None) -> Made:
-    """`asyncio.run`, or a run of that runner. Ctrl-C and SIGTERM cancel the work; both raise KeyboardInterrupt."""
+    """`asyncio.run`, or a run of that runner. Ctrl-C, SIGTERM and SIGHUP cancel the work, as KeyboardInterrupt."""
 
     async def cancellable() -> Made:
         task = asyncio.current_task()
@@ -58,6 +58,8 @@ def until_terminated(task: asyncio.Task[Any] | None = None) -> Iterator[None]:
 
     _handlers.append(False)
     numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup: the terminal may go
+        numbers.append(signal.SIGHUP)
     if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         numbers.append(signal.SIGINT)  # at a second one asyncio's own handler would end the clean-up
     before = {number: signal.signal(number, end) for number in numbers}

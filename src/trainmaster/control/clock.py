@@ -3,7 +3,10 @@
 Rows hold wall-clock times. When the clock is set (NTP after a bad boot, a hand, a virtual machine that was restored), a
 difference of two such times is no duration: a forward step would end jobs as timed out or over budget. The kernel's
 boot-time clock does not step. A change of the difference between the two clocks is a step; it is logged, kept in
-HOME/clock.json, and left out of every duration that contains it. Time in which this process did not run counts.
+HOME/clock/, and left out of every duration that contains it. Time in which this process did not run counts.
+
+Each process writes a file of its own: the clock of another machine on this home has other steps, and of two processes
+on one file the later one would take back what the earlier one has noted.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +25,7 @@ from pathlib import Path
 from trainmaster.core.files import write_whole
 from trainmaster.core.money.cost import Span
 
-FILE = "clock.json"
+FOLDER = "clock"
 STEP_S = 5.0  # a smaller difference is slewing, or a busy machine between two readings
 _KEPT = 100  # steps
 
@@ -53,9 +58,15 @@ class Clock:
         wall: Callable[[], float] = time.time,
         steady: Callable[[], float] = _boot_time,
         boot: str | None = None,
+        host: str | None = None,
+        pid: int | None = None,
     ) -> None:
         self._wall, self._steady = wall, steady
-        self._path = home / FILE if home is not None else None
+        self._folder = home / FOLDER if home is not None else None
+        self._host, self._pid = (
+            host if host is not None else socket.gethostname(),
+            pid if pid is not None else os.getpid(),
+        )
         self._boot = boot if boot is not None else _boot_id()
         self._steps: list[Step] = []
         self._offset_s = wall() - steady()
@@ -103,19 +114,34 @@ class Clock:
         return later if start <= latest else []  # never shown: the time of another machine
 
     def _load(self) -> None:
-        if self._path is None:
+        """Go on with what earlier processes of this machine have noted. The files of those that are gone go."""
+        if self._folder is None:
             return
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(self._path.read_text())
-            self._steps = [Step(expected_s=float(a), found_s=float(b)) for a, b in kept["steps"]][-_KEPT:]
-            if kept["boot"] == self._boot:
-                self._offset_s = float(kept["offset_s"])
+        earlier = [(path, record) for path in self._list() if (record := _parse(path)) is not None]
+        if earlier:  # each has loaded those before it: the one with most steps knows all of them
+            _, record = max(earlier, key=lambda item: (len(item[1].steps), item[0].stat().st_mtime))
+            self._steps = list(record.steps)
+            if record.boot == self._boot:
+                self._offset_s = record.offset_s
                 self.observe()  # the clock may have been set while no server ran
-        self._save()
+        if self._save():
+            for path in self._list():
+                if not Path("/proc", path.name.split(".")[-2]).exists():
+                    path.unlink(missing_ok=True)
 
-    def _save(self) -> None:
-        if self._path is None:
-            return
+    def _list(self) -> list[Path]:
+        """Files of this machine."""
+        assert self._folder is not None
+        prefix = f"{self._host}."
+        return [
+            path
+            for path in self._folder.glob("*.json")
+            if path.name.startswith(prefix) and path.name.removeprefix(prefix).removesuffix(".json").isdecimal()
+        ]
+
+    def _save(self) -> bool:
+        if self._folder is None:
+            return False
         text = json.dumps(
             {
                 "boot": self._boot,
@@ -124,7 +150,28 @@ class Clock:
             }
         )
         with contextlib.suppress(OSError):  # a full disk must not stop the clock
-            write_whole(self._path, text + "\n", durable=False, mode=0o600)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            write_whole(self._folder / f"{self._host}.{self._pid}.json", text + "\n", durable=False, mode=0o600)
+            return True
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """What a process has noted."""
+
+    boot: str
+    offset_s: float
+    steps: tuple[Step, ...]
+
+
+def _parse(path: Path) -> _Record | None:
+    """The record of a file; None where it is damaged."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text())
+        steps = tuple(Step(expected_s=float(a), found_s=float(b)) for a, b in kept["steps"])[-_KEPT:]
+        return _Record(boot=str(kept["boot"]), offset_s=float(kept["offset_s"]), steps=steps)
+    return None
 
 
 def _boot_id() -> str:

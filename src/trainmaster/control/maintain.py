@@ -145,6 +145,10 @@ async def run(db: Database, home: Path, storage: Store, *, stop: asyncio.Event) 
 
 
 def _sweep(db: Database, home: Path, storage: Store) -> None:
+    try:
+        db.reserve_space()
+    except (sqlite3.Error, OSError) as error:  # it is wanted for a disk that will be full, and this one may be
+        log.warning("no space could be reserved in the database: %s", error)
     swept = sweep_drafts(home)
     if swept:
         log.info("%d drafts of interrupted writes removed", swept)

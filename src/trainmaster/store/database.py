@@ -28,6 +28,7 @@ from trainmaster.core.events import clean_value
 
 _BUSY_MS = 15_000  # longest wait for another process's write; ours last milliseconds, and a caller waits for both
 _CONNECT_S = 10  # longest wait for a connection to PostgreSQL, for each of its addresses
+_RESERVE, _RESERVE_BYTES = "trainmaster_reserve", 4 << 20  # a table that is made and dropped, and its size
 _WRITES = "trainmaster_writes"  # an option of a connection: its transaction takes the write lock
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
@@ -102,6 +103,24 @@ class Database:
             yield
         finally:
             self._line.release()
+
+    def reserve_space(self) -> None:
+        """Keep free pages inside SQLite's file and its log: short writes go on while the disk is full.
+
+        A file is left at the size that it once had: what is written over needs no new block, whoever fills the disk.
+        """
+        if self._line is None:
+            return
+        with self._turn(), self.engine.connect() as conn:
+            driver = conn.connection.cursor()
+            (free,), (page,) = (driver.execute(f"PRAGMA {word}").fetchone() for word in ("freelist_count", "page_size"))
+            room = os.statvfs(os.path.dirname(self.engine.url.database or ""))  # noqa: PTH120 (a Path has no statvfs)
+            if free * page >= _RESERVE_BYTES / 2 or room.f_bavail * room.f_frsize < 10 * _RESERVE_BYTES:
+                return
+            driver.execute(f"CREATE TABLE IF NOT EXISTS {_RESERVE} (x BLOB)")
+            driver.execute(f"INSERT INTO {_RESERVE} VALUES (randomblob(?))", (_RESERVE_BYTES,))  # noqa: S608 (ours)
+            driver.execute("PRAGMA wal_checkpoint(RESTART)")  # the pages are in the file, not only in its log
+            driver.execute(f"DROP TABLE {_RESERVE}")
 
     def close(self) -> None:
         self.engine.dispose()

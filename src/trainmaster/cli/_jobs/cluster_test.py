@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json as json_
 import math
-import signal
 import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
@@ -148,17 +147,18 @@ class _Cluster:
         self._settings, self._job_name, self._manifest = load_settings(on), job_name, manifest
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
-        """Run with a client. Ctrl-C and SIGTERM cancel: what was made is removed first."""
+        """Run with a client. Ctrl-C and SIGTERM cancel once: what was made is removed first."""
+        from trainmaster.cluster.termination import until_terminated
         from trainmaster.targets.kubernetes.kubeconfig import load_access
         from trainmaster.targets.kubernetes.retrying import RetryingClient
 
         async def go() -> Any:
             task = asyncio.current_task()
             assert task is not None
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             client = RetryingClient(load_access(self._settings.kubeconfig, self._settings.context))
             try:
-                return await work(client, self._settings.namespace)
+                with until_terminated(task):
+                    return await work(client, self._settings.namespace)
             finally:
                 await client.close()
 

@@ -156,16 +156,11 @@ class _Server:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: with the job cancelled and nothing left running."""
+    """SIGTERM ends the demo as Ctrl-C does, once: with the job cancelled and nothing left running."""
+    from trainmaster.cluster.termination import until_terminated
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
+    with until_terminated():
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _clean_up(jobs: Jobs, job_id: str, server: _Server, view: View) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,12 +111,11 @@ def count_gpus(config: TrainConfig) -> int | None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a drill as Ctrl-C does: nothing of it runs on, and nothing stays in memory or in /tmp."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
+    """SIGTERM ends a drill as Ctrl-C does, once: nothing of it runs on, and nothing stays in memory or in /tmp."""
+    from trainmaster.cluster.termination import until_terminated
+
+    with until_terminated():
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ without an end, and keeps jobs away until the next check of the home, or `trainm
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator
@@ -49,8 +50,14 @@ async def reserve(where: Queue, node: SlurmNode, owner: Owner) -> AsyncIterator[
         f"ReservationName={name}", f"Nodes={node.name}", f"Users={user}", "StartTime=now", "Duration=UNLIMITED",
         "Flags=MAINT,IGNORE_JOBS",
     ]  # fmt: skip
+    creating = asyncio.ensure_future(scontrol(where, "create", "reservation", *fields))
     try:
-        await scontrol(where, "create", "reservation", *fields)
+        await asyncio.shield(creating)
+    except asyncio.CancelledError:  # Slurm makes it all the same: it is waited for, and ended
+        with contextlib.suppress(TargetError):
+            await creating
+            await end(where, name, node.name, node.reason)
+        raise
     except TargetError as error:
         text = f"it is drained ({node.reason}), and a retest needs the rights of an operator: {error}"
         raise NodeUnavailable(text, action="run the check as an operator of Slurm") from None

@@ -125,7 +125,10 @@ def place(ranks: Ranks) -> tuple[object, ...]:
             ("slurm", 0, 1, 0, 1, 0, 1, "x", None),
         ),
         # the batch script of a job with one task is a single process
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"}, ("single", 0, 1, 0, 1, 0, 1, None, None)),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1"},
+            ("single", 0, 1, 0, 1, 0, 1, None, None),
+        ),
         (PET, ("pet", None, 32, None, 8, 2, 4, "job-0", 29400)),
         ({**PET, "PET_NPROC_PER_NODE": "auto"}, ("pet", None, None, None, None, 2, 4, "job-0", 29400)),
         ({"PET_NNODES": "1"}, ("pet", None, None, None, None, 0, 1, None, None)),
@@ -244,6 +247,10 @@ def test_place(env: dict[str, str], expected: tuple[object, ...]) -> None:
         ({"SLURM_STEPID": "0", "SLURM_NTASKS": "4"}, ["SLURM_STEPID=0"]),
         (without(SLURM, "SLURM_PROCID"), ["SLURM_STEP_ID"]),
         ({"GROUP_RANK": "1"}, ["GROUP_RANK"]),
+        ({"NODE_RANK": "0"}, ["NODE_RANK=0"]),
+        ({"SLURM_PROCID": "0"}, ["SLURM_PROCID=0", "SLURM_STEP_ID"]),
+        ({"SLURM_NTASKS": "1"}, ["SLURM_NTASKS=1"]),
+        ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "3"}, ["SLURM_PROCID=3"]),
         ({"GROUP_WORLD_SIZE": "2"}, ["GROUP_WORLD_SIZE"]),
     ],
 )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 
 from trainmaster.agent.diagnose import judge
 from trainmaster.core.states import Reason
+from trainmaster.train.__main__ import main
 from trainmaster.train.parallel import shard
-from trainmaster.train.watch.oom import change, explain_memory, hold
+from trainmaster.train.watch.oom import change, explain_memory, find_absurd, hold
 
 from .runs import ALONE, tiny
 
@@ -50,6 +55,37 @@ def test_the_cheapest_change_stands_first_and_what_is_done_is_not_advised() -> N
     assert [text.split(" ")[1] for text in change(hybrid, ranks=1)] == [
         "micro_sequences", "parallel.recompute", "parallel.sharding", "master", "parallel.cpu_offload",
     ]  # fmt: skip
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"model": {"layers": 100_000, "width": 1 << 20, "heads": 8, "kv_heads": 8}}, "model"),
+        ({"batch_sequences": 1 << 31, "micro_sequences": 1}, "batch_sequences"),
+        ({"sequence_tokens": 1 << 31, "batch_sequences": 1}, "batch_sequences"),
+        ({"sequence_tokens": 1 << 25, "batch_sequences": 8}, "micro_sequences"),
+        ({"sequence_tokens": 1 << 28, "batch_sequences": 1}, "sequence_tokens"),
+        ({}, None),
+    ],
+)
+def test_a_size_that_can_never_fit_is_refused_before_memory_is_asked_for(
+    config: dict[str, Any], path: str | None
+) -> None:
+    for device_bytes in (None, 8.0 * GIB):
+        fault = find_absurd(tiny(**config), ALONE, device_bytes=device_bytes, host_bytes=16.0 * GIB)
+        assert (fault.path if fault else None) == path, fault
+        assert fault is None or "GiB" in fault.message
+
+
+def test_the_trainer_refuses_it_before_it_joins_the_others(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"device": "cpu", "model": {"layers": 100_000, "width": 65_536, "heads": 8}}))
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    assert main([str(path)], environ) == 2
+    assert "model: its weights, gradients and optimizer take" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(("master", "each"), [("fp32", 4), ("bf16", 2)])

@@ -251,7 +251,7 @@ CATALOG: tuple[EventType, ...] = (
     ),
     _entry(
         "CHECKPOINT", "bound", "trainer", "The most that the loss of a process, a node or all nodes can cost now.",
-        ("lost_steps", "int?", "steps lost with a node, at most; null: everything"),
+        ("lost_steps", "int?", "steps lost with a node, at most; null: everything, or not known while saves fail"),
         ("lost_s", "number?", "the same in seconds"),
         ("losses", "map", "for each kind of loss: tier, lost_steps, lost_s"),
         ("every_steps", "map", "save interval of each tier"),
@@ -259,6 +259,7 @@ CATALOG: tuple[EventType, ...] = (
         ("limit_steps", "int?", "limit that the config asks for"),
         ("unmeasured", "list", "tiers that no save has reached yet"),
         ("missed", "text?", "why the limit is not held, and what would hold it"),
+        ("withdrawn", "text?", "why what was stated before does not hold now: saves fail"),
     ),
     _entry(
         "WATCH", "skipped", "trainer", "A bad step: loss or gradient norm not finite, or a spike. No weight moved.",

@@ -277,9 +277,14 @@ def _single(env: Env) -> Ranks:
             f"{foreign}={env[foreign]} is a launcher's, but the number of ranks or the local rank is not known; set "
             "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
-    part = next((name for name in _TASK_VARIABLES if name in env), None)
+    # A shell in an allocation, and a batch script, have the job's id: one process, beside the tasks of the job.
+    slurm = () if "SLURM_JOB_ID" in env and env.get("SLURM_PROCID", "0") == "0" else ("SLURM_PROCID", "SLURM_NTASKS")
+    part = next((name for name in (*_TASK_VARIABLES, "NODE_RANK", *slurm) if name in env), None)
     if part is not None:
-        _refuse(f"{part}={env[part]} is set by a launcher for each task, but the variable with the rank is not set")
+        _refuse(
+            f"{part}={env[part]} is a launcher's, one of several processes, but what would tell which one is not set "
+            "(RANK, WORLD_SIZE and LOCAL_RANK; or SLURM_STEP_ID, which srun sets); set all of them or none"
+        )
     alone = {"LOCAL_WORLD_SIZE": ("0", "1"), "GROUP_RANK": ("0",), "GROUP_WORLD_SIZE": ("1",)}
     strays = [name for name, values in alone.items() if env.get(name, values[0]) not in values]
     if strays:

@@ -37,7 +37,7 @@ from trainmaster.train.metrics.trackers import check_trackers
 from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
 from trainmaster.train.run_log import RunLog, flush_output, print_traceback
 from trainmaster.train.watch.launcher import LauncherWatch
-from trainmaster.train.watch.oom import explain_memory
+from trainmaster.train.watch.oom import explain_memory, find_absurd
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog, exchange_ranks
 
@@ -146,6 +146,8 @@ def train(
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
     config = with_time_limit(config, environ)
+    if fault := find_absurd(config, rank_info, device_bytes=shard.memory_of(device), host_bytes=shard.memory_of_host()):
+        raise SpecError([fault])
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
     with launcher.waiting_for_peers() if rank_info.world_size > 1 else nullcontext():
         world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)

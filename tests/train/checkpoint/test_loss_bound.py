@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainmaster.train.checkpoint.checkpointing import Checkpointing
+from trainmaster.train.checkpoint.protocol import Ended, Failed, Saved
 from trainmaster.train.checkpoint.tiers.loss_bound import (
     DISK,
     MEMORY,
@@ -145,3 +149,42 @@ def test_a_limit_that_cannot_be_held_is_said_with_what_would() -> None:
 @pytest.mark.parametrize(("minutes", "step_s", "steps"), [(1.0, 1.0, 59), (1.0, 50.0, 1), (10.0, 0.5, 1199)])
 def test_minutes_become_steps(minutes: float, step_s: float, steps: int) -> None:
     assert steps_in(minutes, step_s=step_s) == steps
+
+
+def test_a_bound_is_withdrawn_while_saves_fail_and_stated_again_after_one_that_is_kept() -> None:
+    stated: list[dict[str, Any]] = []
+    bound = bound_of([tier(DISK, 10, 1.0)], step_s=1.0)
+
+    class Saves:
+        """Checkpoints whose saves end as the test says."""
+
+        ended: ClassVar[list[Ended]] = []
+
+        def __init__(self) -> None:
+            self.bound, self.held = bound, list[int]()
+
+        def collect_finished(self) -> list[Ended]:
+            return self.ended
+
+        def hold(self, least: int) -> list[Ended]:
+            self.held.append(least)
+            return []
+
+    log = SimpleNamespace(
+        loss_bounded=lambda data, _lines: stated.append(data),
+        checkpoint_saved=lambda **_: None,
+        checkpoint_failed=lambda **_: None,
+    )
+    saves = Saves()
+    run = Checkpointing(saves, log)  # type: ignore[arg-type]
+    saved = Saved(step=10, path="p", size_bytes=1, seconds=1.0, tier=DISK)
+    for saves.ended in ([saved], [Failed(step=20, why="No space left", tier=DISK)], [], [saved]):  # type: ignore[misc]
+        run.report_ended()
+        run.hold_bound(25)
+    assert [(data["lost_steps"], data["withdrawn"]) for data in stated] == [
+        (12, None), (None, "saves to disk fail: No space left"), (12, None)
+    ]  # fmt: skip
+    assert len(saves.held) == 2, "a step waits for a save only while there is a promise"
+    lines = bound.without({DISK: "No space left"}).lines()
+    assert "all since the last save that was kept in disk" in lines[0] and "does not hold" in lines[1]
+    assert bound.without({REMOTE: "down"}) is bound, "a tier that nothing rests on"

@@ -19,6 +19,7 @@ class Checkpointing:
         self._waits: int | None = None  # the step whose save waits for the one before it
         self._bound: Bound | None = None  # what was last said of it
         self._failed: list[str] = []  # since the last save that was kept
+        self._failing: dict[str, str] = {}  # tier → why its last save failed
 
     def load(self) -> Loaded | None:
         """Fill the run from the newest good checkpoint, if there has ever been one."""
@@ -89,11 +90,15 @@ class Checkpointing:
             else:
                 self._log_failed(save)
         bound = self._checkpoints.bound
-        if bound is not None and bound.differs(self._bound):
+        if bound is None:
+            return
+        bound = bound.without(self._failing)
+        if bound.differs(self._bound):
             self._bound = bound
             self._run_log.loss_bounded(bound.event(), bound.lines())
 
     def _log_saved(self, saved: Saved) -> None:
+        self._failing.pop(saved.tier, None)
         if saved.kept:
             self.newest, self.saved_step = saved.path, saved.step
         self._run_log.checkpoint_saved(
@@ -109,4 +114,5 @@ class Checkpointing:
 
     def _log_failed(self, failed: Failed) -> None:
         self._failed.append(failed.why)
+        self._failing[failed.tier] = failed.why
         self._run_log.checkpoint_failed(step=failed.step, tier=failed.tier, why=failed.why)

@@ -70,6 +70,8 @@ class Attempt:
     def bound_steps(self) -> int | None:
         """The most steps that a killed process may cost, as the run itself last said."""
         for data in reversed(self.named("CHECKPOINT", "bound")):
+            if data.get("withdrawn"):
+                return None
             held = data.get("losses", {}).get("process", data)
             if held.get("lost_steps") is not None:
                 return int(held["lost_steps"])

@@ -12,6 +12,7 @@ import resource
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -54,6 +55,17 @@ def pick_device(word: str, rank_info: RankInfo) -> torch.device:
             "start at most one process per GPU, or set device: cpu"
         )
     return torch.device("cuda", rank_info.local_rank)
+
+
+def memory_of(device: torch.device) -> float | None:
+    """Bytes of memory of a GPU; None for the CPU."""
+    return float(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def memory_of_host() -> float:
+    """Bytes of memory and swap of this machine."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines() if ":" in line)
+    return sum(1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "SwapTotal"))
 
 
 def pick_precision(config: TrainConfig, device: torch.device) -> Precision:

@@ -59,10 +59,25 @@ class Bound:
     limit_steps: int | None  # what was asked for, in steps of today's length
     unmeasured: tuple[str, ...] = ()  # tiers that no save has reached yet: what they would hold is not in here
     missed: str | None = None  # why the limit is not held for a process or a node, and what would hold
+    withdrawn: str | None = None  # why what was stated does not hold now: saves fail
+
+    def without(self, failing: Mapping[str, str]) -> Bound:
+        """The same while saves to these tiers fail, with the reason of each: what rests on them is not promised."""
+        rests = sorted({held.tier for held in self.losses.values() if held.tier in failing})
+        if not rests:
+            return self
+        losses = {
+            kind: replace(held, lost_steps=None, lost_s=None) if held.tier in failing else held
+            for kind, held in self.losses.items()
+        }
+        why = "; ".join(f"saves to {tier} fail: {failing[tier]}" for tier in rests)
+        return replace(self, losses=losses, missed=None, withdrawn=why)
 
     def differs(self, other: Bound | None) -> bool:
         """Whether it should be said after `other` was: times change a little with every save, and mean nothing then."""
         if other is None or (self.missed is None) != (other.missed is None) or self.unmeasured != other.unmeasured:
+            return True
+        if (self.withdrawn is None) != (other.withdrawn is None):
             return True
         pairs = [(held.lost_steps or 0, other.losses[kind].lost_steps or 0) for kind, held in self.losses.items()]
         return any(new > old or new < _LESS * old for new, old in pairs)
@@ -82,6 +97,7 @@ class Bound:
             "limit_steps": self.limit_steps,
             "unmeasured": list(self.unmeasured),
             "missed": self.missed,
+            "withdrawn": self.withdrawn,
         }
 
     def lines(self) -> list[str]:
@@ -93,10 +109,14 @@ class Bound:
         costs_text = "; ".join(f"{' or '.join(kinds)} costs {_cost(held)}" for held, kinds in costs.items())
         unmeasured = f" ({', '.join(self.unmeasured)}: not measured yet)" if self.unmeasured else ""
         lines = [f"{costs_text}{unmeasured}; saved to {intervals}"]
+        if self.withdrawn:
+            lines.append(f"WARNING: what was stated does not hold until a save is kept: {self.withdrawn}")
         return [*lines, f"WARNING: {self.missed}"] if self.missed else lines
 
 
 def _cost(held: LossBound) -> str:
+    if held.tier is not None and held.lost_steps is None:
+        return f"all since the last save that was kept in {held.tier}"
     if held.lost_steps is None or held.lost_s is None:
         return "the whole run"
     time = f"{held.lost_s:.3g} s" if held.lost_s < 90 else f"{held.lost_s / 60:.1f} min"

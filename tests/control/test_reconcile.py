@@ -14,7 +14,7 @@ from trainmaster.control import submit as submitting
 from trainmaster.control.context import TIMEOUTS_S, Context
 from trainmaster.control.reconcile import run
 from trainmaster.control.stage_handlers import handle_stage
-from trainmaster.core.errors import TargetError, Unreachable, UsageError
+from trainmaster.core.errors import NoAccess, TargetError, Unreachable, UsageError
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
@@ -23,7 +23,7 @@ from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_jobs, find_job, list_transitions
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Poll
+from trainmaster.targets import Placement, Poll, Submission
 
 from .scripted import GOOD, RUNNING, Scripted, at_once, ended, take_over
 
@@ -204,6 +204,50 @@ def test_a_refused_submit_ends_the_attempt_and_gives_back_what_there_is(db: Data
     (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=2), load=target.load))
     assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.TARGET_ERROR, "no such partition")
     assert (job.attempts, target.alive) == (2, set())
+
+
+def test_a_fault_of_the_operator_uses_up_no_attempt_of_a_job_that_has_run(db: Database, tmp_path: Path) -> None:
+    target = Scripted(LOST)
+
+    async def lack(attempt: str) -> None:
+        if attempt.endswith(".2") or attempt.endswith(".3"):
+            raise NoAccess("no SSH key")
+        if attempt.endswith(".4"):
+            target.polls = [GOOD]
+
+    target.before["submit"] = lack
+    (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=2), load=target.load))
+    assert (job.status, job.attempts, target.alive) == (Status.COMPLETED, 4, set())
+    reasons = [attempt.reason for attempt in list_attempts(db, job.id)]
+    assert reasons == [Reason.NODE_LOST, Reason.TARGET_ERROR, Reason.TARGET_ERROR, None]
+
+
+def test_a_settings_file_that_is_missing_for_a_while_ends_no_job_that_has_run(db: Database, tmp_path: Path) -> None:
+    target, refused = Scripted(LOST), list[str]()
+    plan = target.plan
+
+    def lack(placement: Placement) -> Submission:
+        if placement.attempt.endswith(".2") and len(refused) < 2:
+            refused.append(placement.attempt)
+            raise UsageError("no kubeconfig")
+        target.polls = [GOOD] if placement.attempt.endswith(".2") else [LOST]
+        return plan(placement)
+
+    job = submitting.submit(db, spec(attempts=2), load=target.load)
+    target.plan = lack  # type: ignore[method-assign]
+    (job,) = settle(db, tmp_path, target, job)
+    assert (job.status, job.attempts, len(refused)) == (Status.COMPLETED, 2, 2)
+
+
+def test_a_fault_of_the_operator_ends_a_job_that_never_began_at_once(db: Database, tmp_path: Path) -> None:
+    target = Scripted()
+
+    async def lack(_attempt: str) -> None:
+        raise NoAccess("no SSH key")
+
+    target.before["submit"] = lack
+    (job,) = settle(db, tmp_path, target, submitting.submit(db, spec(attempts=3), load=target.load))
+    assert (job.status, job.attempts, job.message) == (Status.FAILED, 1, "no SSH key")
 
 
 # Provisioning and connecting belong to targets that make machines; local has none.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -171,3 +172,43 @@ def test_foreign_lines_before_ours_do_not_stop_the_count(tmp_path: Path) -> None
     with Emitter(path) as emitter:
         assert emitter.emit("PROJECT", "start").seq == 1
     assert json.loads(path.read_text().splitlines()[-1])["seq"] == 1
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def truncate_and_fill(path: Path) -> None:
+    path.write_bytes(b'{"phase":"STEP"}\n' * 100)  # longer than it was
+
+
+def replace_by_name(path: Path) -> None:
+    path.with_name("other").write_bytes(b"")
+    path.with_name("other").rename(path)
+
+
+@pytest.mark.parametrize("act", [truncate, truncate_and_fill, replace_by_name, Path.unlink])
+def test_a_guard_sees_that_lines_are_gone_and_marks_the_place(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    path = tmp_path / "events.jsonl"
+    with Emitter(path, guard=True) as agent, Emitter(path) as rank:
+        agent.emit("HEARTBEAT", "alive", ranks=1)
+        rank.emit("STEP", "metrics", step=1)
+        agent.emit("HEARTBEAT", "alive", ranks=1)
+        act(path)
+        agent.emit("HEARTBEAT", "alive", ranks=1)
+        agent.emit("HEARTBEAT", "alive", ranks=1)
+    marks = [event for event in events_of(path) if event.event == "events_lost"]
+    assert [(mark.seq, mark.data["after_seq"]) for mark in marks] == [(4, 3)]
+    assert seqs_of(path)[-2:] == [5, 6], "numbers go on: what is missing can be counted"
+
+
+def test_a_guard_writes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
+    path, secret = tmp_path / "events.jsonl", tmp_path / "secret"
+    secret.write_text("s")
+    with Emitter(path, guard=True) as agent:
+        for make in (lambda: path.symlink_to(secret), lambda: os.mkfifo(path), path.mkdir):
+            agent.emit("HEARTBEAT", "alive", ranks=1)
+            path.rmdir() if path.is_dir() else path.unlink()
+            make()
+            agent.emit("HEARTBEAT", "alive", ranks=1)
+    assert secret.read_text() == "s"

@@ -32,7 +32,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
     began = time.time()
     processes.adopt_orphans()
     processes.start_guard(lambda: end_leftovers(plan))
-    with Emitter(folder.path / EVENTS_FILE) as events:
+    with Emitter(folder.path / EVENTS_FILE, guard=True) as events:
         watch = Watch(plan, folder, events, signals)
         try:
             outcome = _run(plan, folder, events, watch)

@@ -99,7 +99,7 @@ async def _intend(
     except Unreachable:
         raise
     except (TargetError, UsageError) as error:
-        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(error))
+        return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(error), sent=bool(rows))
     offer, home = offers[0], str(handle["home"])
     kept = [row for row in rows if row.state in instances.WANTED and _is_of_offer(row, offer)]
     missing = spec.resources.nodes - len(kept)

@@ -73,6 +73,8 @@ async def _queue(context: Context, job: JobRow) -> bool:
     try:
         planned = context.plan(job, number)
     except (TargetError, UsageError) as refused:
+        if job.attempts:  # what was there once, a kubeconfig or a hosts file, is mended sooner than the run is repeated
+            raise
         # Planning asks nobody: what it refuses now it will refuse for ever.
         return await end_job(context, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
     price = budget.price_of(job.spec, planned.handle)

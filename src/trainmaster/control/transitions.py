@@ -82,7 +82,9 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
     may_retry = job.spec.limits.retry.get(reason.value)
     if may_retry is None:
         may_retry = reason.rule.retry or (reason.rule.by_progress and await _goes_on_saving(context, job))
-    if not may_retry or job.attempts - await count_rerolls(context, job) >= job.spec.limits.attempts:
+    unsent = await _count_unsent(context, job)
+    free = min(unsent, UNSENT) + await count_rerolls(context, job)
+    if not may_retry or unsent == job.attempts or job.attempts - free >= job.spec.limits.attempts:
         return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
     until = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))
@@ -112,6 +114,16 @@ def _has_saved(db: Database, attempt: AttemptRow) -> bool:
     if attempt.exit is not None and attempt.exit.saved_since:
         return True
     return events.find_event(db, attempt.id, phase="CHECKPOINT", event="saved") is not None
+
+
+# Attempts of which nothing was sent, because a key or credentials are missing here, do not count towards
+# limits.attempts, so often: with the rests between them that is half a day. A job that never began ends at once.
+UNSENT = 50
+
+
+async def _count_unsent(context: Context, job: JobRow) -> int:
+    tried = await asyncio.to_thread(attempts.list_attempts, context.db, job.id)
+    return sum(bool((attempt.handle or {}).get("unsent")) for attempt in tried)
 
 
 # A rented machine that was bad before the workload began does not count towards limits.attempts, so often.

@@ -154,6 +154,12 @@ CATALOG: tuple[EventType, ...] = (
         ("ranks", "int", "ranks of this node that are running; 0 during the pre-flight"),
     ),
     _entry(
+        "HEARTBEAT", "events_lost", "agent",
+        "The event file was truncated, replaced or removed on the node: lines before this one may be missing.",
+        ("after_seq", "int", "`seq` of the agent's last line before"),
+        ("left_bytes", "int", "size of the file when this was seen"),
+    ),
+    _entry(
         "TRAINING", "start", "trainer workload", "Training begins or resumes.",
         ("steps", "int", "steps of the whole run"),
         ("parameters", "int", "parameters of the model"),

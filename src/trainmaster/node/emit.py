@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from trainmaster.core.event_catalog import CHECK_VARIABLE, list_faults
 from trainmaster.core.events import Event, render
 
 Fsync = Literal["always", "marks", "never"]
+_GUARDED = 64  # bytes of the last line that are compared
 _TAIL = 1 << 16  # bytes read back at first to find the last good line
 
 
@@ -31,20 +33,28 @@ class Emitter:
 
     `fsync` says what a power cut may take: "always" nothing; "marks" only STEP and HEARTBEAT lines since the last
     other event; "never" leaves it to the kernel. A killed process loses nothing in any of the three.
+
+    With `guard`, as the agent's, it sees that lines before its last one are gone, and writes HEARTBEAT events_lost.
     """
 
     def __init__(
-        self, path: str | Path, *, fsync: Fsync = "marks", now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        path: str | Path,
+        *,
+        fsync: Fsync = "marks",
+        guard: bool = False,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._path = Path(path)
         self._fsync = fsync
         self._now = now
         self._end = -1  # file size after our last line; the cached seq holds only while nobody else wrote
         self._seq = 0
+        self._guard, self._tail = guard, b""  # the bytes before `_end`: a file that lost them was truncated
         self._check = bool(os.environ.get(CHECK_VARIABLE))  # in tests: every event of ours is in the catalogue
         self._mutex = threading.Lock()  # the file's lock is the process's: it does not keep threads apart
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = self._open()
 
     def emit(
         self,
@@ -59,20 +69,56 @@ class Emitter:
         if self._check and (faults := list_faults(phase, event, data, epoch=epoch)):
             raise ValueError("; ".join(faults))
         draft = Event(phase=phase, event=event, ts=self._now(), iteration=iteration, epoch=epoch, data=data)
-        with self._mutex, _locked(self._fd):
-            size = os.fstat(self._fd).st_size
-            if size != self._end:
-                self._seq = _last_seq(self._fd, size)
-            written = replace(draft, seq=self._seq + 1)
-            line = (render(written) + "\n").encode()
-            if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            _write_whole(self._fd, line, size)
-            self._end = size + len(line)
-            self._seq += 1
+        with self._mutex:
+            if self._guard:
+                self._follow_file()
+            written = self._append(draft)
         if self._fsync == "always" or (self._fsync == "marks" and phase not in ("STEP", "HEARTBEAT")):
             os.fsync(self._fd)
         return written
+
+    def _append(self, draft: Event) -> Event:
+        with _locked(self._fd):
+            size = os.fstat(self._fd).st_size
+            lines, before = [], self._seq
+            if size != self._end:
+                self._seq = _last_seq(self._fd, size)
+            if self._guard and self._has_lost():
+                self._seq = max(self._seq, before) + 1
+                data = {"after_seq": before, "left_bytes": size}
+                lines.append(Event(phase="HEARTBEAT", event="events_lost", ts=draft.ts, seq=self._seq, data=data))
+            lines.append(written := replace(draft, seq=self._seq + 1))
+            text = "".join(render(line) + "\n" for line in lines).encode()
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":
+                text = b"\n" + text
+            _write_whole(self._fd, text, size)
+            self._end, self._tail = size + len(text), text[-_GUARDED:]
+            self._seq += 1
+        return written
+
+    def _has_lost(self) -> bool:
+        """Whether our last line is not where it was: others only append, so the file was truncated or replaced."""
+        return self._end > 0 and os.pread(self._fd, len(self._tail), self._end - len(self._tail)) != self._tail
+
+    def _follow_file(self) -> None:
+        """Write into the file that has the name: one that was removed or replaced is read by nobody."""
+        try:
+            ours, named = os.fstat(self._fd), self._path.lstat()
+            if (ours.st_dev, ours.st_ino) == (named.st_dev, named.st_ino):
+                return
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        with contextlib.suppress(OSError):  # a folder or a link took its place: the old file is as good as any
+            fd = self._open(os.O_NOFOLLOW | os.O_NONBLOCK)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                fd, self._fd = self._fd, fd
+            os.close(self._fd)
+            self._fd = fd
+
+    def _open(self, flags: int = 0) -> int:
+        return os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | flags, 0o644)
 
     def close(self) -> None:
         os.close(self._fd)

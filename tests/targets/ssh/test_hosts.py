@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from trainmaster.core.errors import SpecError
+from trainmaster.core.errors import NoAccess, SpecError
+from trainmaster.core.spec import JobSpec
+from trainmaster.targets import Placement
 from trainmaster.targets.ssh.hosts import parse_hosts, read_known_hosts
+from trainmaster.targets.ssh.target import Ssh
 
 HERE = Path("/cluster")
 
@@ -75,3 +79,19 @@ def test_all_faults_come_at_once() -> None:
 
 def test_no_known_hosts_trusts_nobody(tmp_path: Path) -> None:
     assert read_known_hosts(tmp_path / "none") == b""
+
+
+def test_a_key_that_no_host_can_be_reached_with_is_told_before_anybody_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.yaml"
+    path.write_text("defaults: {key: missing}\nknown_hosts: known\nhosts: [127.0.0.1]\n")
+    (tmp_path / "known").write_text("")
+    target = Ssh(path)
+    planned = target.plan(
+        Placement(
+            attempt="00000000-0000-4000-8000-000000000000.1",
+            spec=JobSpec(name="a", command=("true",), target=f"ssh:{path}"),
+            job_folder=tmp_path / "jobs" / "x",
+        )
+    )
+    with pytest.raises(NoAccess, match="missing cannot be read here; nothing was sent"):
+        asyncio.run(target.place(planned))

@@ -8,12 +8,13 @@ attempt start, or what has started is killed again. The attempt is over when eve
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.core.errors import NodeLost, TargetError, Unreachable
+from trainmaster.core.errors import NoAccess, NodeLost, TargetError, Unreachable
 from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     PLAN_FILE,
@@ -51,7 +52,11 @@ class Ssh:
     async def place(self, submission: Submission) -> Handle:
         """Reserve one slot on each of as many machines as the job has nodes."""
         attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
-        taken = await slots.reserve(self._sessions(), attempt, wanted)
+        sessions = self._sessions()
+        missing = [node.host.key for node in sessions if not _has_key(node.host)]
+        if sessions and len(missing) == len(sessions):  # no machine can be asked, however long one waits
+            raise NoAccess(f"ssh: the key {missing[0]} cannot be read here; nothing was sent")
+        taken = await slots.reserve(sessions, attempt, wanted)
         prices = [node.host.price_per_hour for node in taken]
         priced = {} if None in prices else {"price_cents_per_hour": 100 * sum(price for price in prices if price)}
         return {**submission.handle, "nodes": [node.host.name for node in taken], **priced}
@@ -199,6 +204,11 @@ class Ssh:
                 f"ssh: {', '.join(missing)} is no longer in {self._path.name}; put it back until the job ends"
             )
         return [by_name[name] for name in handle["nodes"]]
+
+
+def _has_key(host: SshHost) -> bool:
+    """Whether the key file that a hosts file names can be read; without one the agent or ~/.ssh decides."""
+    return host.key is None or os.access(Path(host.key).expanduser(), os.R_OK)
 
 
 def plan_on(hosts: Sequence[SshHost], placement: Placement) -> Submission:

@@ -63,7 +63,7 @@ class Bound:
 
     def without(self, failing: Mapping[str, str]) -> Bound:
         """The same while saves to these tiers fail, with the reason of each: what rests on them is not promised."""
-        rests = sorted({held.tier for held in self.losses.values() if held.tier in failing})
+        rests = sorted({held.tier for held in self.losses.values() if held.tier is not None} & failing.keys())
         if not rests:
             return self
         losses = {

@@ -72,27 +72,27 @@ class Emitter:
         with self._mutex:
             if self._guard:
                 self._follow_file()
+                if self._has_lost():
+                    self._emit("HEARTBEAT", "events_lost", after_seq=self._seq, left_bytes=os.fstat(self._fd).st_size)
             written = self._append(draft)
         if self._fsync == "always" or (self._fsync == "marks" and phase not in ("STEP", "HEARTBEAT")):
             os.fsync(self._fd)
         return written
 
+    def _emit(self, phase: str, event: str, **data: Any) -> None:
+        self._append(Event(phase=phase, event=event, ts=self._now(), iteration=None, epoch=None, data=data))
+
     def _append(self, draft: Event) -> Event:
         with _locked(self._fd):
             size = os.fstat(self._fd).st_size
-            lines, before = [], self._seq
-            if size != self._end:
-                self._seq = _last_seq(self._fd, size)
-            if self._guard and self._has_lost():
-                self._seq = max(self._seq, before) + 1
-                data = {"after_seq": before, "left_bytes": size}
-                lines.append(Event(phase="HEARTBEAT", event="events_lost", ts=draft.ts, seq=self._seq, data=data))
-            lines.append(written := replace(draft, seq=self._seq + 1))
-            text = "".join(render(line) + "\n" for line in lines).encode()
+            if size != self._end:  # numbers of a guard never go back: what is missing can be counted
+                self._seq = max(_last_seq(self._fd, size), self._seq if self._guard else 0)
+            written = replace(draft, seq=self._seq + 1)
+            line = (render(written) + "\n").encode()
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
-                text = b"\n" + text
-            _write_whole(self._fd, text, size)
-            self._end, self._tail = size + len(text), text[-_GUARDED:]
+                line = b"\n" + line
+            _write_whole(self._fd, line, size)
+            self._end, self._tail = size + len(line), line[-_GUARDED:]
             self._seq += 1
         return written
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,14 +15,18 @@ from typing import Any
 
 import pytest
 
-from trainmaster.control import reconcile
+from trainmaster.agent import pod
+from trainmaster.cli.training import _second_start, train
+from trainmaster.control import quotas, reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.control.collect import escape
 from trainmaster.control.deadlines import Deadlines, StopRequest
-from trainmaster.core.errors import SpecError, TargetError
-from trainmaster.core.plan import ExitRecord
+from trainmaster.core.errors import SpecError, TargetError, UsageError
+from trainmaster.core.plan import ExitRecord, Plan
 from trainmaster.core.spec import JobSpec, Limits, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
+from trainmaster.remote import attempt_host, bootstrap
+from trainmaster.report import folder as folder_report
 from trainmaster.store import artifacts, attempts, events, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, JobRow
@@ -204,7 +209,10 @@ def read_bytes() -> int:
 
 
 @pytest.mark.parametrize(("code", "status"), [(0, Status.COMPLETED), (3, Status.CANCELLED)])
-def test_a_cancel_ends_a_job_that_is_collecting(db: Database, tmp_path: Path, code: int, status: Status) -> None:
+def test_a_cancel_ends_a_job_that_is_collecting(
+    db: Database, tmp_path: Path, code: int, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(quotas.VARIABLE, "4000")
     script = f'cd "$TRAINMASTER_OUTPUTS"; truncate -s 2T large; printf 1 > a; printf 2 > z; exit {code}'
     job = finish(
         db, tmp_path, {"command": ["sh", "-c", script]}, deadlines=Deadlines(cancelled_late_s=0.5),
@@ -214,6 +222,47 @@ def test_a_cancel_ends_a_job_that_is_collecting(db: Database, tmp_path: Path, co
     assert "outputs/large: the job was cancelled, or reached a cap on its cost, before it was stored" in job.message
     stored = {row.path for row in artifacts.list_artifacts(db, job.id)}
     assert {"outputs/a", "attempts/1/rank-0.log"} <= stored and not {"outputs/large", "outputs/z"} & stored
+
+
+def test_what_a_job_leaves_has_a_quota(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(quotas.VARIABLE, "0.001")
+    script = 'cd "$TRAINMASTER_OUTPUTS"; printf 1 > a; truncate -s 2M b; printf 2 > c'
+    job = finish(db, tmp_path, {"command": ["sh", "-c", script]})
+    assert job.status is Status.COMPLETED
+    assert f"outputs/b: over the 0.001 GiB that a job may leave here ({quotas.VARIABLE})" in job.message
+    stored = {row.path for row in artifacts.list_artifacts(db, job.id)}
+    assert {"outputs/a", "outputs/c"} <= stored and "outputs/b" not in stored
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "nan"])
+def test_a_quota_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=quotas.VARIABLE):
+        quotas.read_limit(text)
+
+
+@pytest.mark.parametrize("read", ["pod", "train", "second start", "report", "lock", "bootstrap"])
+def test_a_record_of_fifty_gibibytes_is_not_read_whole(tmp_path: Path, read: str) -> None:
+    """Sparse, as `truncate` makes it in a moment; whoever reads it whole needs the memory."""
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    for name in ("exit.json", "agent.lock", "plan.json"):
+        with (folder / name).open("wb") as file:
+            file.truncate(50 << 30)
+    plan = Plan(attempt="x.1", folder=str(folder), spec=JobSpec(name="a", command=("true",)), checkpoints=str(tmp_path))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if read == "pod":
+        assert "cannot be read" in pod._end(plan, 0, launched=False).message
+    elif read == "train":
+        assert train._read_record(folder) is None
+    elif read == "second start":
+        assert _second_start._follow(_second_start.Running(agent=1, folder=folder)) == 1
+    elif read == "report":
+        assert folder_report._exit(folder / "exit.json") is None and folder_report._plan(folder / "plan.json") is None
+    elif read == "lock":
+        assert attempt_host._find_stopped(folder / "agent.lock") == ""
+    else:
+        assert bootstrap._text(folder / "exit.json", 10) == "\0" * 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10, "KiB"
 
 
 @pytest.mark.parametrize("name", ["a", "outputs/x.json", "outputs/" + "y" * 300, "outputs/" + "z/" * 600 + "end.bin"])

@@ -18,7 +18,9 @@ import pytest
 
 from postgres import Postgres
 from s3_server import S3, serve
+from trainmaster.control import quotas
 from trainmaster.control import submit as submitting
+from trainmaster.core.errors import TargetError
 from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
@@ -166,6 +168,15 @@ def fill(file: Path) -> None:
     with contextlib.suppress(OSError), file.open("ab", buffering=0) as ballast:
         while True:
             ballast.write(b"x" * 4096)
+
+
+def test_the_disk_of_the_home_is_not_filled_with_what_a_job_left(small_home: Path) -> None:
+    storage = open_store(small_home / "storage")
+    quota = quotas.open_quota(storage, 0)
+    quota.take(1 << 36)  # perhaps all of it a hole: only what is written counts here
+    fill(small_home / "of-a-job")
+    with pytest.raises(TargetError, match="are kept for its database"):
+        quota.require_room()
 
 
 def test_jobs_are_submitted_and_cancelled_while_the_disk_of_the_home_is_full(small_home: Path) -> None:

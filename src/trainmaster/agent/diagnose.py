@@ -95,7 +95,7 @@ def read_tail(path: Path) -> list[str]:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - _SEARCHED_BYTES)
             file.seek(start)
-            text = file.read()
+            text = file.read(_SEARCHED_BYTES)
             if start:  # half a line could hold half a secret, which no mask would know
                 text = text.partition(b"\n")[2]
             return text.decode("utf-8", errors="replace").splitlines()

@@ -27,6 +27,7 @@ from trainmaster.agent.diagnose import judge, mask, read_tail
 from trainmaster.agent.mirror import Mirror
 from trainmaster.core.compat import UTC
 from trainmaster.core.errors import UsageError
+from trainmaster.core.files import read_small
 from trainmaster.core.plan import (
     AGENT_LOG,
     CHECKPOINTS_VARIABLE,
@@ -121,11 +122,11 @@ def _run(plan: Plan, command: Sequence[str], *, launched: bool) -> int:
 def _answer(asks: Path, folder: Path, mirror: Mirror, seen: set[str]) -> None:
     """Act on the annotations of the pod that were not seen before."""
     with contextlib.suppress(OSError):
-        reason = (asks / "stop").read_text().strip()
+        reason = read_small(asks / "stop").decode(errors="replace").strip()
         if reason and not (folder / STOP_FILE).exists():
             (folder / STOP_FILE).write_text(reason + "\n")
     with contextlib.suppress(OSError, ValueError):
-        text = (asks / "resend").read_text().strip()
+        text = read_small(asks / "resend").decode().strip()
         if text and text not in seen:
             seen.add(text)
             for line in text.splitlines():
@@ -137,7 +138,10 @@ def _end(plan: Plan, code: int, *, launched: bool) -> ExitRecord:
     """The agent's record, or one made from how the program ended."""
     path = Path(plan.folder) / EXIT_FILE
     if not launched and path.exists():
-        return ExitRecord.read(path.read_bytes(), attempt=plan.attempt)
+        try:
+            return ExitRecord.read(read_small(path), attempt=plan.attempt)
+        except OSError as error:  # not what the agent wrote: the attempt is over all the same
+            return _record(plan, Reason.TARGET_ERROR, f"the agent's exit record cannot be read: {error}")
     if launched and code == 0:
         record = _record(plan, None, "the launcher exited with 0")
     elif launched and code == RESUMABLE_EXIT:

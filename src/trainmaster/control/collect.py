@@ -21,7 +21,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from trainmaster.control import failpoints, project_yaml
+from trainmaster.control import failpoints, project_yaml, quotas
 from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
 from trainmaster.core.errors import TargetError, Unreachable, UsageError
@@ -69,6 +69,7 @@ async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle
     rows = {row.path: row for row in await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)}
     files = [file for file in files if not _is_stored(rows.get(_path(attempt, file.name)), attempt, file)]
     small, patience = _SmallFiles(context, job, handle, files), _Patience(context, job, attempt)
+    quota = quotas.open_quota(context.storage, sum(row.size_bytes for row in rows.values()))
     for file in files:
         path = _path(attempt, file.name)
         try:
@@ -76,13 +77,14 @@ async def store_files(context: Context, job: JobRow, attempt: AttemptRow, handle
                 raise TargetError(file.fault)
             if is_output := _kind(file.name) == "output":
                 await patience.check()
+            quota.take(file.size_bytes)
             place = f"{prefix(job.id)}/{path}"
             if (content := await small.take(file)) is not None:
                 size_bytes, sha256 = len(content), await _in_thread(context.storage, place, content)
             elif is_output:
-                size_bytes, sha256 = await patience.bound(_copy(context, job, handle, file, place))
+                size_bytes, sha256 = await patience.bound(_copy(context, job, handle, file, place=place, quota=quota))
             else:
-                size_bytes, sha256 = await _copy(context, job, handle, file, place)
+                size_bytes, sha256 = await _copy(context, job, handle, file, place=place, quota=quota)
         except Unreachable:
             raise
         except (TargetError, UsageError) as refused:  # this file, for ever: the others must not wait for it
@@ -235,7 +237,9 @@ class _Patience:
         return job, next((row for row in rows if row.id == self._attempt.id), self._attempt)
 
 
-async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, place: str) -> tuple[int, str]:
+async def _copy(
+    context: Context, job: JobRow, handle: Handle, file: FileSize, *, place: str, quota: quotas.Quota
+) -> tuple[int, str]:
     """One file from its target into storage: as many bytes as it had when it was listed, should it still grow."""
     loop, target = asyncio.get_running_loop(), context.load(job.target)
     cut_off = threading.Event()
@@ -264,6 +268,7 @@ async def _copy(context: Context, job: JobRow, handle: Handle, file: FileSize, p
                     asked = copied
                 if not piece:
                     return  # it is shorter by now
+                quota.require_room()
                 yield piece
         finally:
             for _, later in ahead:

@@ -68,6 +68,21 @@ def write_whole(path: Path, data: str | bytes, *, durable: bool, mode: int = 0o6
     return path
 
 
+def read_small(path: Path, *, limit_bytes: int = 1 << 20) -> bytes:
+    """A small file in a folder that a job can write to, whole. OSError (EFBIG) where it is larger than any of ours:
+    a sparse one of gigabytes would take the memory of whoever reads it. A pipe is not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        data = b""
+        while len(data) <= limit_bytes and (more := os.read(fd, limit_bytes + 1 - len(data))):
+            data += more
+    finally:
+        os.close(fd)
+    if len(data) > limit_bytes:
+        raise OSError(errno.EFBIG, f"larger than the {limit_bytes:,} bytes that it may have", str(path))
+    return data
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk: a rename survives a power cut only after this."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

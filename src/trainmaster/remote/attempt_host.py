@@ -24,7 +24,7 @@ from typing import Any
 
 from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Submission
 from trainmaster.core.errors import SpecError, TargetError, Unreachable
-from trainmaster.core.files import is_hole, list_tree, open_whole, write_whole
+from trainmaster.core.files import is_hole, list_tree, open_whole, read_small, write_whole
 from trainmaster.core.plan import (
     AGENT_BEGUN,
     AGENT_LOG,
@@ -198,7 +198,7 @@ def _read_state(folder: Path) -> Poll:
 def _find_stopped(lock: Path) -> str:
     """A note where the agent was stopped (SIGSTOP): its ranks go on, and it hears no request and keeps no limit."""
     with contextlib.suppress(OSError, ValueError):
-        pid = int(lock.read_text()[:64].removeprefix("pid "))
+        pid = int(read_small(lock).decode().removeprefix("pid "))
         if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t"):
             return f"its agent (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
     return ""

@@ -217,7 +217,8 @@ def _state(pid: int) -> str | None:
 
 
 def _text(path: Path, most: int = MAX_ANSWER_BYTES) -> str:
-    return path.read_bytes()[:most].decode("utf-8", errors="replace")
+    with path.open("rb") as file:
+        return file.read(most).decode("utf-8", errors="replace")
 
 
 def _say(order: Mapping[str, Any], data: bytes) -> None:

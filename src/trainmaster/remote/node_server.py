@@ -28,7 +28,7 @@ from typing import Any
 from trainmaster.core import compat, schema
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
-from trainmaster.core.files import write_whole
+from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.plan import LOCK_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
@@ -81,7 +81,7 @@ class Node(NodeFiles):
         path = self._claim(attempt)
         async with self._locked():
             try:
-                claim = json.loads(path.read_text())
+                claim = json.loads(read_small(path))
             except FileNotFoundError:
                 raise TargetError(f"{attempt} has no slot here") from None
             if "port" not in claim:

@@ -19,6 +19,7 @@ from trainmaster.api.jobs import JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.events import Line, parse_time, split
+from trainmaster.core.files import read_small
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import JobSpec, zone_of
 from trainmaster.core.states import Reason, Stage, Status, TargetState
@@ -33,6 +34,7 @@ from trainmaster.store.rows import AttemptRow, JobRow
 
 _NAMES = (EVENTS_FILE, "global.json")
 _CHUNK = 1 << 20  # bytes read at once
+_PLAN_BYTES = 64 << 20  # of a plan with its spec and its environment
 _LINES = 2_000  # derived at once
 _RECORDS = "00000000-0000-4000-8000-000000000000"  # the job's name in the temporary database
 _UNKNOWN = JobSpec(name="unknown", command=("unknown",))  # where no plan says what was asked for; never shown
@@ -145,7 +147,7 @@ def _iterations(
 
 def _plan(path: Path) -> Plan | None:
     try:
-        return Plan.from_json(path.read_text(encoding="utf-8"))
+        return Plan.from_json(read_small(path, limit_bytes=_PLAN_BYTES).decode())
     except (OSError, ValueError, SpecError):
         return None
 
@@ -153,7 +155,7 @@ def _plan(path: Path) -> Plan | None:
 def _exit(path: Path) -> ExitRecord | None:
     """The exit record; None where it cannot be read: success then has no proof."""
     try:
-        return ExitRecord.from_json(path.read_text(encoding="utf-8"))
+        return ExitRecord.from_json(read_small(path).decode())
     except (OSError, ValueError, SpecError):
         return None
 

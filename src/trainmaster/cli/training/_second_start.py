@@ -15,6 +15,7 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._views.train_bar import TrainView, show_from
 from trainmaster.core.errors import UsageError
+from trainmaster.core.files import read_small
 from trainmaster.core.plan import EXIT_FILE, LOCK_FILE, RESUMABLE_EXIT, ExitRecord, rank_log
 
 _LOOK_S = 0.2
@@ -83,7 +84,7 @@ def _follow(other: Running) -> int:
             time.sleep(_LOOK_S)
         show_from(log, offset, view)
     try:
-        record = ExitRecord.read((other.folder / EXIT_FILE).read_bytes(), attempt=other.folder.name)
+        record = ExitRecord.read(read_small(other.folder / EXIT_FILE), attempt=other.folder.name)
     except OSError:
         return 1
     return 0 if record.ok else RESUMABLE_EXIT if record.resumable else 1

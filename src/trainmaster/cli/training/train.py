@@ -21,6 +21,7 @@ from trainmaster.cli._documents import kind
 from trainmaster.cli._views.train_bar import TrainView, show_from
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.files import read_small
 from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
     EXIT_FILE,
@@ -105,7 +106,7 @@ def train(
 def _read_record(folder: Path) -> ExitRecord | None:
     """How the agent says that it ended; None for one that was killed."""
     try:
-        return ExitRecord.read((folder / EXIT_FILE).read_bytes(), attempt=folder.name)
+        return ExitRecord.read(read_small(folder / EXIT_FILE), attempt=folder.name)
     except OSError:
         return None
 

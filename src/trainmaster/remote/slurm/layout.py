@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainmaster.core.files import read_small
+
 BATCH_SCRIPT = "batch.sh"
 COMMENT = "trainmaster:"  # of a Slurm job, before the attempt's name: by it a job is found again
 RUN_COMMENT = "trainmaster-run:"  # of a Slurm job that belongs to no attempt, before the marks of its home and run
@@ -37,6 +39,6 @@ def restart_file(base: Path, task: int | None) -> Path:
 def read_restart(base: Path, task: int | None) -> int:
     """Number of the restart whose folders count."""
     try:
-        return int(restart_file(base, task).read_text())
+        return int(read_small(restart_file(base, task)))
     except (FileNotFoundError, ValueError):
         return 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, Unreachable
-from trainmaster.core.files import write_whole
+from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.plan import EXIT_FILE, STOP_FILE
 from trainmaster.core.states import TargetState
 from trainmaster.remote import frames
@@ -112,7 +112,7 @@ class LoginNode:
         if ids:
             _write(place / layout.JOB_FILE, ids[0])
             return ids[0]
-        age_s = time.time() - float((place / layout.INTENT_FILE).read_text() or 0)
+        age_s = time.time() - float(read_small(place / layout.INTENT_FILE) or 0)
         if age_s < _SETTLE_S:
             raise Unreachable(f"slurm: sbatch gave no clear answer; looking for a job named {name}")
         raise TargetError(

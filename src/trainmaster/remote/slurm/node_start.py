@@ -27,7 +27,7 @@ from pathlib import Path
 from trainmaster.core.compat import UTC
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError
-from trainmaster.core.files import write_whole
+from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.plan import (
     AGENT_LOG,
     ATTEMPT_VARIABLE,
@@ -102,7 +102,7 @@ def _own(base: Path, job: str) -> None:
         raise TargetError(f"{base}: the attempt was released; nothing started")
     with contextlib.suppress(FileExistsError):
         write_whole(base / OWNER_FILE, job, durable=True, replace=False)
-    owner = (base / OWNER_FILE).read_text()
+    owner = read_small(base / OWNER_FILE).decode(errors="replace")
     if owner != job:
         raise TargetError(f"{base}: Slurm job {owner} runs this attempt; job {job} starts nothing")
 
@@ -181,7 +181,7 @@ def _choose_rendezvous(
         with contextlib.suppress(OSError):
             list(base.iterdir())  # makes a network file system look again
         time.sleep(_LOOK_S)
-    place = json.loads(path.read_text())
+    place = json.loads(read_small(path))
     return str(place["address"]), int(place["port"])
 
 
@@ -219,7 +219,7 @@ def _run(plan: Plan) -> int:
 def drain_if_failed(folder: Path, environ: Mapping[str, str]) -> None:
     """Drain this node in Slurm where its exit record shows a failed check. Without the right to, the log has it."""
     try:
-        record = ExitRecord.read((folder / EXIT_FILE).read_bytes(), attempt=folder.name)
+        record = ExitRecord.read(read_small(folder / EXIT_FILE), attempt=folder.name)
     except OSError:
         return
     if record.reason is not Reason.CHECK_FAILED:

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.files import read_small
 from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
@@ -294,7 +295,7 @@ def _steps_done(events: Path) -> int:
 
 def _exit_record(folder: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads((folder / EXIT_FILE).read_bytes())
+        content: dict[str, Any] = json.loads(read_small(folder / EXIT_FILE))
     except OSError as error:
         raise DrillFailed(f"the agent left no record of an attempt: {error}") from None
     return content

@@ -83,7 +83,7 @@ secrets: $(VENV)/.dev ## 42 shapes of secrets in every field of the API; then ro
 rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and under torchrun --max-restarts
 	TRAINMASTER_KILL_MOMENTS=10 $(BIN)/pytest tests/e2e/test_killed_ranks.py
 
-owner-kills: $(VENV)/.dev ## kill commands, agents, torchrun and servers at 30 seeded moments: nothing outlives its owner
+owner-kills: $(VENV)/.dev system-packages ## kill commands, agents, torchrun and servers at 30 seeded moments, here and over SSH: nothing outlives its owner
 	TRAINMASTER_OWNER_KILLS=30 $(BIN)/pytest tests/e2e/test_owner_kills.py
 
 outages: $(VENV)/.dev ## database, storage and disk unavailable for a minute while a job runs

@@ -1,12 +1,14 @@
-"""Launchers, agents, torchrun and servers are killed at seeded moments on this machine: every process is
-accounted for within 10 s, and every lock is free or named.
+"""Launchers, agents, torchrun and servers are killed at seeded moments, on this machine and behind a real sshd: every
+process is accounted for within 10 s, and every lock is free or named.
 
-TRAINMASTER_OWNER_KILLS sets how many kills are drawn (`make owner-kills` draws thirty, `make test` two).
+TRAINMASTER_OWNER_KILLS sets how many kills are drawn (`make owner-kills` draws thirty, `make test` two), half of them
+over SSH.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -16,29 +18,41 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from e2e.test_killed_ranks import CONFIG, SOURCE, torchrun
+from sshd import SSHD, lab
 from trainmaster.cli.training import _second_start
-from trainmaster.control import reconcile
+from trainmaster.control import reap, reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Status
+from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
+from trainmaster.store.rows import JobRow
+from trainmaster.train.checkpoint import manifest
 
 pytestmark = pytest.mark.spawns
 
 KILLS = int(os.environ.get("TRAINMASTER_OWNER_KILLS", "2"))
 LIMIT_S = 10.0
 VICTIMS = ("command", "torchrun", "agent", "command and agent", "server")
+FAR_VICTIMS = ("launcher", "torchrun", "agent", "server and agent", "server")  # the launcher is the node server there
 ENDLESS = {**CONFIG, "steps": 1_000_000, "epoch_steps": 1_000_000, "eval_sequences": 0}
 
 
-def draw(count: int, seed: int = 24) -> list[tuple[str, float]]:
-    """Victim and moment: so many seconds after the run's first sign of life, which is before its first step."""
+def draw(count: int, seed: int = 24) -> list[tuple[str, str, float]]:
+    """Place, victim and moment: so many seconds after the run's first sign of life, which is before its first step."""
     dice = random.Random(seed)
-    return [(VICTIMS[number % len(VICTIMS)], round(dice.uniform(0.0, 8.0), 2)) for number in range(count)]
+    places = [("local", VICTIMS), ("ssh", FAR_VICTIMS)]
+    return [
+        (place, victims[number // 2 % len(victims)], round(dice.uniform(0.0, 8.0), 2))
+        for number in range(count)
+        for place, victims in [places[number % 2]]
+    ]
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -89,9 +103,10 @@ def kill_training(folder: Path, victim: str, later_s: float) -> None:
     command.wait()
     gone(mark)
     assert _second_start.find_running(folder / "checkpoints") is None
-    again = subprocess.run([*words, "steps=1"], check=False, env=env, capture_output=True, text=True, timeout=300)
-    # A run that was already past its first step has nothing to do; the lock is free in both cases.
-    assert again.returncode in (0, 2) and "in use" not in again.stdout + again.stderr, again.stdout + again.stderr
+    saved = manifest.list_steps(folder / "checkpoints")
+    more = [*words, f"steps={max(saved, default=0) + 2}"]
+    again = subprocess.run(more, check=False, env=env, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stdout + again.stderr
 
 
 def kill_torchrun(folder: Path, later_s: float) -> None:
@@ -104,42 +119,100 @@ def kill_torchrun(folder: Path, later_s: float) -> None:
     gone(mark)
 
 
-def kill_server(folder: Path, later_s: float) -> None:
-    """A reconciler that is gone leaves its job to run; the next one knows every process of it, and ends them."""
+def kill_job(folder: Path, target: str, victim: str, later_s: float) -> None:
+    """A job of a server, on this machine or on a host behind SSH.
+
+    Without its server a job runs on; the next one knows every process of it, and ends them. Without its agent or its
+    torchrun the ranks end by themselves, and the server says so. Without the launcher of its host it runs on.
+    """
     db = open_database(folder / "trainmaster.db")
-    spec = {"name": "a", "train": ENDLESS, "resources": {"processes_per_node": 2}, "preflight": {"level": 0}}
-    job = submitting.submit(db, parse_spec(spec))
+    document = {"name": "a", "target": target, "preflight": {"level": 0}, "limits": {"grace_s": 5}}
+    job = submitting.submit(db, parse_spec({**document, **workload(folder, torchrun=victim == "torchrun")}))
     words = [sys.executable, "-m", "trainmaster", "serve", "--home", str(folder), "--port", "0"]
     mark = f"TRAINMASTER_ATTEMPT={job.id}.1"
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": SOURCE}, stdout=log, stderr=log)
-    wait_for(lambda: marked(mark))
-    time.sleep(later_s)
-    server.kill()
-    server.wait()
-    submitting.cancel(db, job.id)
+    try:
+        wait_for(lambda: len(marked(mark)) > 2)
+        time.sleep(later_s)
+        if "server" in victim:
+            server.kill()
+            server.wait()
+        if victim == "launcher":
+            strike(lambda command: "node_server" in command, marked(f"HOME={folder / 'lab' / 'n1' / 'home'}"))
+        elif victim == "torchrun":
+            strike(lambda command: "torchrun" in command or "torch.distributed.run" in command, marked(mark))
+        elif "agent" in victim:
+            strike(lambda command: "trainmaster.agent" in command, marked(mark))
+        if victim in ("launcher", "server"):
+            assert marked(mark), "the job runs on"
+            submitting.cancel(db, job.id)
+            if victim == "server":
+                drive_to_end(db, folder, job.id)
+            wait_for(lambda: (row := find_job(db, job.id)) and row.status.final)
+        gone(mark)
+        if victim == "server and agent":
+            drive_to_end(db, folder, job.id)
+        row = wait_for(lambda: (row := find_job(db, job.id)) and row.status.final and row)
+        assert isinstance(row, JobRow) and row.status is not Status.COMPLETED
+        assert row.status is (Status.CANCELLED if victim in ("launcher", "server") else Status.FAILED), row.message
+    finally:
+        server.kill()
+        server.wait()
+    left = asyncio.run(reap.find(db, folder, [target]))
+    assert left == [], "every slot is free"
+    db.close()
+
+
+def workload(folder: Path, *, torchrun: bool) -> dict[str, Any]:
+    """Two ranks that train for ever: started by the agent, or by torchrun."""
+    if not torchrun:
+        return {"train": ENDLESS, "resources": {"processes_per_node": 2}}
+    (folder / "config.json").write_text(json.dumps(ENDLESS))
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    return {"command": [*words, "-m", "trainmaster.train", str(folder / "config.json")], "env": {"PYTHONPATH": SOURCE}}
+
+
+def strike(is_victim: Callable[[str], bool], processes: dict[int, str]) -> None:
+    """Kill every process that is the victim; there is one."""
+    victims = [pid for pid, command in processes.items() if is_victim(command)]
+    assert victims, processes
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def drive_to_end(db: Database, folder: Path, job_id: str) -> None:
+    """What another server does with the job."""
 
     async def drive() -> None:
         stop = asyncio.Event()
         loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.1))
-        await asyncio.to_thread(wait_for, lambda: (row := find_job(db, job.id)) and row.status.final)
+        await asyncio.to_thread(wait_for, lambda: (row := find_job(db, job_id)) and row.status.final)
         stop.set()
         await loop
 
     asyncio.run(drive())
-    db.close()
-    gone(mark)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("victim", "later_s"), draw(KILLS))
+@pytest.mark.parametrize(("place", "victim", "later_s"), draw(KILLS))
 def test_nothing_outlives_its_owner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, later_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, victim: str, later_s: float
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
-    if victim == "torchrun":
+    if place == "ssh":
+        if SSHD is None:
+            pytest.skip("no sshd on this machine")
+        (tmp_path / "lab").mkdir()
+        with lab(tmp_path / "lab") as made:
+            made.start("n1")
+            made.wait()
+            target = made.write_hosts(tmp_path / "hosts.yaml", folder=str(tmp_path / "node"), lost_after_s=5.0)
+            kill_job(tmp_path, target, victim, later_s)
+    elif victim == "torchrun":
         kill_torchrun(tmp_path, later_s)
     elif victim == "server":
-        kill_server(tmp_path, later_s)
+        kill_job(tmp_path, "local", victim, later_s)
     else:
         kill_training(tmp_path, victim, later_s)

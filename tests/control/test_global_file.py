@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainmaster.control import reconcile
+from trainmaster.control import checkpoints, reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.errors import SpecError
 from trainmaster.core.events import parse
@@ -65,6 +65,31 @@ def test_inputs_are_refused_where_the_target_brings_none(db: Database, tmp_path:
     }
     with pytest.raises(SpecError, match="brings no inputs to its machines"):
         submitting.submit(db, parse_spec(spec))
+
+
+@pytest.mark.parametrize("place", ["jobs/x/outputs/m.bin", "./jobs/x", "jobs//x", ".//workdirs/p/x", "Jobs/x", "jobs"])
+def test_inputs_of_a_job_are_refused_before_there_is_a_row(db: Database, place: str) -> None:
+    """They were refused at the start, after a row, an attempt and a wait."""
+    with pytest.raises(SpecError, match=r"inputs\.config: this belongs to a job"):
+        submitting.submit(db, parse_spec({"name": "a", "command": ["x"], "inputs": {"config": place}}))
+    assert jobs.list_jobs(db) == []
+
+
+@pytest.mark.parametrize("folder", ["~/run", "~", "~root/run", "~nobody"])
+def test_a_checkpoint_folder_is_a_whole_path(db: Database, folder: str) -> None:
+    """A folder called `~root` was made in the working folder; `fetch` looked for it in that of the server."""
+    for part in ({"folder": folder}, {"memory": {"folder": folder}}):
+        with pytest.raises(SpecError, match="`~` is not expanded here"):
+            submitting.submit(db, parse_spec({"name": "a", "train": {"checkpoint": part}}))
+
+
+def test_a_relative_checkpoint_folder_is_that_of_the_working_folder(db: Database, tmp_path: Path) -> None:
+    spec = {"name": "a", "train": {"checkpoint": {"folder": "mine"}}}
+    job = submitting.submit(db, parse_spec(spec))
+    saved = tmp_path / "jobs" / job.id / "work" / "mine" / "step-00000003"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text('{"files": {}}')
+    assert checkpoints.find_newest(tmp_path, job).folder == saved
 
 
 @pytest.mark.spawns

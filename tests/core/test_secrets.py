@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shlex
 import string
 from typing import Any
 
@@ -214,3 +215,170 @@ def test_a_fault_of_a_spec_does_not_repeat_a_secret(shape: str) -> None:
         with pytest.raises(SpecError) as refused:
             parse_spec({**SPEC, **wrong})
         assert SHAPES[shape][-12:] not in str(refused.value)
+
+
+# Seen to pass before: an option of another name, a name that is not at its end, odd characters, an underscore before.
+NAMED = [
+    "run --token abcdef.0123456789abcdef", "deploy --github-token=abcd1234efgh", "curl -s -u user:pass https://x",
+    "curl --user me:hunter2 https://x", "curl -uuser:pa55 https://x", "sshpass -p hunter2 ssh h",
+    "sshpass -phunter2 ssh",
+    "mysql -u root -phunter2 db", "/usr/bin/mariadb -h db -pS3cret", "redis-cli -a hunter2 ping", "MYSQL_PWD=hunter2",
+    "DB_PASS=hunter2", "run --db-pass hunter2", "SECRET_KEY_BASE=hunter2", "SECRET_KEY=hunter2",
+    "Cookie: session=hunter2hunter2; x=y", "AUTH_COOKIE=hunter22", "PASSWORD=$hunter!2", "PASSWORD=%hunter2",
+    "PASSWORD={hunter2", "PASSWORD=<hunter2", "PASSWORD=***hunter2", r"PASSWORD=\"hunter2\"", "PASSWORD='two hunter2'",
+    "PASSWORD=h'u\"nter2", r'{\"db_password\": \"hunter2\"}', "sshpass -p 'two hunter2' ssh h",
+    "my_" + SHAPES["github"], f"x_{SHAPES['aws key id']}_y", "HOME_" + SHAPES["trainmaster"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NAMED)
+def test_a_secret_is_known_by_the_name_before_it(text: str) -> None:
+    hidden = hide(f"said {text} twice")
+    assert recognise(text) is not None and recognise(hidden) is None
+    assert not any(part in hidden for part in ("hunter2", "pa55", "S3cret", ":pass ", "nter2", SHAPES["github"]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--token", "hunter2"], ["curl", "-u", "me:hunter2", "https://x"],
+        ["sudo", "curl", "-s", "-ume:hunter2"],
+        ["sshpass", "-p", "hunter2", "ssh"], ["/usr/bin/mysql", "-u", "root", "-phunter2"], ["run", "--db-pass", "x"],
+    ],
+)  # fmt: skip
+def test_it_is_known_in_a_list_of_words_too(words: list[str]) -> None:
+    (fault,) = find_in_spec(parse_spec({**SPEC, "command": words}))
+    assert "hunter2" in words[int(fault.path[len("command[") : -1])] or fault.path == "command[2]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MYSQL_PWD", "x"), ("DB_PASS", "x"), ("SMTP_PASS", "-x"), ("SECRET_KEY_BASE", "x"),
+        ("SESSION_COOKIE", "sid=12345"),
+        ("DB_PASSWORD", "$ecret!"), ("DB_PASSWORD", "-abc"), ("DB_PASSWORD", "%abc"), ("DB_PASSWORD", "{abc"),
+    ],
+)  # fmt: skip
+def test_a_variable_of_such_a_name_is_refused(name: str, value: str) -> None:
+    assert list(find_in_spec(parse_spec({**SPEC, "env": {name: value}})))
+
+
+# What jobs, build files and pipelines really write; each has a word, a sign or a shape of the rules above.
+HARMLESS_LINES = """
+python train.py --max-tokens 4096 --eos-token </s> --pad-token [PAD]
+python -m trainmaster.train tokens=1024 --num-key-value-heads 8
+--bos-token <s> --unk-token <unk> --mask-token [MASK]
+vllm serve model --tokenizer-mode auto --max-num-batched-tokens 8192
+use --token to log in, or set the variable
+pass --token with a token of your own
+kubeadm join --token $TOKEN --discovery-token-ca-cert-hash sha256:abc
+kubeadm join --token <token> 10.0.0.1:6443
+gh auth login --with-token < token.txt
+huggingface-cli login --token ${HF_TOKEN} --add-to-git-credential
+huggingface-cli login --token "$HF_TOKEN"
+curl -fsSL https://example.org/install.sh | sh
+curl -u $USER:$PASS https://example.org
+curl -u "${USER}:${PASS}" https://example.org
+curl --user-agent Mozilla/5.0 https://example.org
+curl -o out.tar https://example.org:8443/a.tar
+curl -sSf http://localhost:8080/healthz
+curl -X POST -H 'Content-Type: application/json' -d '{"a": 1}' http://h:80
+docker run -u 1000:1000 -v $PWD:/work image
+docker run --user 1000:1000 --rm image
+docker run --name mysql -p3306:3306 mysql:8
+docker run -d -p 3306:3306 --name mysql mysql:8.0
+apt-get install -y mysql-client libmysqlclient-dev pkg-config
+apt-get install -y sshpass redis-tools
+mysql -u root -p < dump.sql
+mysql -h db -P 3306 -u root -p"$MYSQL_PWD" test
+mysqladmin ping -h 127.0.0.1 --silent
+mysqldump -p$DB_PASS --all-databases
+sshpass -e ssh user@host true
+sshpass -f /run/secrets/pw ssh host
+sshpass -p "$PW" scp a host:
+redis-cli -h redis -p 6379 ping
+mkdir -p /var/lib/mysql && chown -R 1000:1000 /var/lib/mysql
+PASSWORD=$DB_PASSWORD
+PASSWORD=${DB_PASSWORD:-}
+PASSWORD="$(cat /run/secrets/db)"
+PASSWORD=%(password)s
+PASSWORD={password}
+PASSWORD={{ .Values.password }}
+PASSWORD=<password>
+PASSWORD=***
+password: ${{ secrets.DB_PASSWORD }}
+password: ********
+db_password=$1
+MYSQL_PWD=$MYSQL_ROOT_PASSWORD mysql -u root
+MYSQL_ALLOW_EMPTY_PASSWORD=yes
+POSTGRES_HOST_AUTH_METHOD=trust
+DB_PASS="${DB_PASS}"
+OLDPWD=/work/src
+PWD=/work/src
+BYPASS=enabled
+FIRST_PASS=10
+MULTI_PASS=adaptive
+RENDER_PASSES=diffuse,depth
+pass_rate=0.97
+passed=12 failed=0
+SECRET_KEY_BASE=$(bin/rails secret)
+SECRET_KEY=${SECRET_KEY}
+secretName: db-credentials
+kubectl create secret generic db --from-file=./db.yaml
+kubectl get secret db -o yaml
+secretKeyRef:
+imagePullSecrets:
+COOKIE_SECURE=true
+COOKIE_NAME=session
+SESSION_COOKIE_SAMESITE=Lax
+cookie: yes
+Set-Cookie is not sent over HTTP
+cookiecutter gh:audreyr/cookiecutter-pypackage
+--cookie-jar cookies.txt
+COOKIES=cookies.txt
+sort_key=loss
+primary_key: id
+key: value
+partition_key=customer_identifier
+CACHE_KEY=linux-py311-abcdef0123456789
+ssh-keygen -t ed25519 -f key -N ''
+ssh -i ~/.ssh/id_ed25519 user@host
+git clone git@github.com:org/repo.git
+git clone https://github.com/org/repo.git
+git clone https://${TOKEN}@github.com/org/repo.git
+export HF_TOKEN=$HF_TOKEN
+HF_HUB_ENABLE_HF_TRANSFER=1
+TOKENIZERS_PARALLELISM=false
+NCCL_IB_HCA=mlx5_0,mlx5_1 NCCL_DEBUG=INFO
+torchrun --nproc-per-node 8 --rdzv-id 100 --rdzv-endpoint host:29500 train.py
+srun --ntasks-per-node=8 --gpus-per-task=1 python train.py
+sbatch --account=lab --qos=normal --time=01:00:00 job.sh
+#SBATCH --output=logs/%x-%j.out
+step 100 loss 2.31 tokens/s 10234 lr 3e-4
+epoch=3 step=1200 loss=1.92 tokens=1048576
+saved step-00000100 sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef
+RuntimeError: Token indices sequence length is longer than 512
+ValueError: Invalid password hash algorithm
+Permission denied (publickey,password).
+sudo: a password is required
+warning: using a password on the command line interface can be insecure
+a basic understanding of tokens
+bearer authentication is not enabled
+pip install --extra-index-url https://download.pytorch.org/whl/cu128 torch
+convert_hf_checkpoint_to_megatron_format.py --model-type llama
+quantize_r8_weights_and_activations.py
+task-id: task-7f3c9a12-train
+desk_sk-learn-contrib
+--api-key-file /run/secrets/key
+--password-file /run/secrets/db
+--password-stdin
+docker login -u ci --password-stdin ghcr.io
+""".strip().splitlines()
+
+
+def test_a_hundred_typical_lines_raise_no_alarm() -> None:
+    assert len(HARMLESS_LINES) >= 100
+    assert [line for line in HARMLESS_LINES if recognise(line) is not None] == []
+    programs = ("python", "vllm", "kubeadm", "hugging", "curl", "docker", "mysql", "sshpass", "redis", "git")
+    commands = [shlex.split(line) for line in HARMLESS_LINES if line.startswith(programs)]
+    assert [words for words in commands if list(find_in_spec(parse_spec({**SPEC, "command": words})))] == []

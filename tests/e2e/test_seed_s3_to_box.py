@@ -17,7 +17,7 @@ from sshd import Lab, lab, needs_sshd
 from trainmaster import targets
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.core.errors import Unreachable
+from trainmaster.core.errors import SpecError, Unreachable
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.remote.pull import Object, pull
@@ -172,8 +172,8 @@ def test_another_checksum_is_refused_and_leaves_nothing(runs: Run) -> None:
 
 
 def test_inputs_of_other_jobs_and_buckets_are_refused(runs: Run, done: JobRow, patch: pytest.MonkeyPatch) -> None:
-    other = runs.job({"train": f"jobs/{done.id}/attempts/1/rank-0.log"})
-    assert other.status is Status.FAILED and "belongs to a job" in other.message
+    with pytest.raises(SpecError, match=r"inputs\.train: this belongs to a job"):
+        runs.job({"train": f"jobs/{done.id}/attempts/1/rank-0.log"})
     url = {"train": f"{runs.storage.url}/datasets/tales/train.jsonl"}
     refused = runs.job({**INPUTS, **url})
     assert refused.status is Status.FAILED and "TRAINMASTER_INPUTS" in refused.message

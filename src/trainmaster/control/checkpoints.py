@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.core.errors import UsageError
-from trainmaster.core.plan import CHECKPOINTS_FOLDER
+from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER
 from trainmaster.store.rows import JobRow
 from trainmaster.targets.local import find_job_uid
 
@@ -85,7 +85,11 @@ def _folder(home: Path, job: JobRow) -> Path:
     if (traits := targets.find_traits(job.target)) is None or not traits.here:
         raise UsageError(f"checkpoints of target {job.spec.target} are not read through the server")
     stated = job.spec.train.checkpoint.folder if job.spec.train is not None else None
-    return Path(stated) if stated else home / "jobs" / (job.spec.resume_from or job.id) / CHECKPOINTS_FOLDER
+    if stated:
+        return (
+            home / "jobs" / job.id / WORK_FOLDER / stated
+        )  # a relative one begins where the ranks do, not where we do
+    return home / "jobs" / (job.spec.resume_from or job.id) / CHECKPOINTS_FOLDER
 
 
 def _read_manifest(folder: Path, step: int, owner: int | None) -> CheckpointListing:

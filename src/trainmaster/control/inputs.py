@@ -22,19 +22,30 @@ from trainmaster.targets import FetchesInputs, Pull, Target
 ALLOWED_VARIABLE = "TRAINMASTER_INPUTS"
 FOLDERS = {"train": "data", "eval": "data", "config": "configs", "script": "scripts"}
 _VALID_S = 6 * 3600  # of a signed address: a pull of a terabyte takes hours
+_OF_JOB = "this belongs to a job; copy it to a place of its own in the storage"
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def refuse_unserved(spec: JobSpec, target: Target) -> None:
-    """SpecError where inputs have to be brought to the machines and the target does not do that."""
-    if not isinstance(target, FetchesInputs) and (brought := list(_find_brought(spec))):
+    """SpecError where inputs belong to a job, or have to be brought to the machines and the target does not do that."""
+    brought = _find_brought(spec)
+    faults = [Fault(path=f"inputs.{name}", message=_OF_JOB) for name, place in brought.items() if _is_of_job(place)]
+    if not isinstance(target, FetchesInputs):
         message = f"{spec.target} brings no inputs to its machines; write an absolute path that they have"
-        raise SpecError([Fault(path=f"inputs.{name}", message=message) for name in brought])
+        faults += [Fault(path=f"inputs.{name}", message=message) for name in brought]
+    if faults:
+        raise SpecError(faults)
 
 
 def _find_brought(spec: JobSpec) -> dict[str, str]:
     """Inputs that the machines do not have already, by field."""
     return {name: place for name in FOLDERS if (place := getattr(spec.inputs, name)) and not place.startswith("/")}
+
+
+def _is_of_job(place: str) -> bool:
+    """Whether a path in the storage, however it is spelled, is of what jobs left or projects uploaded."""
+    parts = [part for part in place.split("/") if part not in ("", ".")]
+    return "://" not in place and bool(parts) and parts[0].casefold() in ("jobs", "workdirs")
 
 
 def find_pulls(spec: JobSpec, storage: Store) -> tuple[Pull, ...]:
@@ -72,8 +83,8 @@ def _pull(name: str, place: str, spec: JobSpec, storage: Store) -> Pull:
 
 def _open(name: str, place: str, storage: Store) -> tuple[Store, str]:
     if "://" not in place:
-        if place.startswith(("jobs/", "workdirs/")):
-            raise UsageError(f"inputs.{name}: {place} belongs to a job; copy it to a place of its own in the storage")
+        if _is_of_job(place):
+            raise UsageError(f"inputs.{name}: {_OF_JOB}")
         return storage, place
     allowed = [prefix.rstrip("/") for prefix in re.split(r"[,\s]+", os.environ.get(ALLOWED_VARIABLE, "")) if prefix]
     if not any(place.startswith(f"{prefix}/") for prefix in allowed):

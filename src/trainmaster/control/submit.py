@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,8 +38,9 @@ def submit_once(
     with db.read() as conn:
         word = known_targets.find_word(conn, spec)
     spec = _find_first(db, spec, word)
-    if secrets := list(find_in_spec(spec)):  # here and not in the spec itself: rows of earlier days must stay readable
-        raise SpecError(secrets)
+    # Here and not in the spec itself: rows of earlier days must stay readable.
+    if faults := [*find_in_spec(spec), *_find_tilde(spec)]:
+        raise SpecError(faults)
     workdir.check_known(db, spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
@@ -78,6 +79,16 @@ def run_again(
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of another one, from the beginning; and whether it is new."""
     return submit_once(db, replace(_known(db, job_id).spec, resume_from=None), key=key, load=load, by=by)
+
+
+def _find_tilde(spec: JobSpec) -> Iterator[Fault]:
+    """A checkpoint folder with `~` or `~user`: the trainer would make a folder of that name, beside the checkpoints."""
+    if spec.train is None:
+        return
+    stated = spec.train.checkpoint
+    for name, folder in (("folder", stated.folder), ("memory.folder", stated.memory.folder)):
+        if folder is not None and folder.startswith("~"):
+            yield Fault(path=f"train.checkpoint.{name}", message="`~` is not expanded here; write the whole path")
 
 
 def _find_first(db: Database, spec: JobSpec, word: str) -> JobSpec:

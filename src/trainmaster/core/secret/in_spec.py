@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import Fault
-from trainmaster.core.secret.shapes import HARMLESS, HEX_40, WORDS, recognise
+from trainmaster.core.secret.shapes import HARMLESS, HEX_40, TOKENS, WORDS, recognise
 
 if TYPE_CHECKING:
     from trainmaster.core.spec import JobSpec
 
 # Any value of these is a secret, however short.
-_PASSWORD = re.compile(
-    r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH_?TOKEN|ACCESS_?TOKEN|CREDENTIALS?)$",
-    re.IGNORECASE,
-)
+_PASSWORD = re.compile(rf"({WORDS}|CREDENTIALS?)$", re.IGNORECASE)
+_COOKIE = re.compile(r"COOKIE$", re.IGNORECASE)
 _NAME = re.compile(r"((?<!CACHE_)KEY|TOKEN|PWD)$", re.IGNORECASE)
-_NO_VALUE = re.compile(rf"-|{HARMLESS}", re.IGNORECASE)
+_NO_VALUE = re.compile(HARMLESS, re.IGNORECASE)
 _MEANINGLESS = re.compile(r"[A-Za-z0-9+/_=.~-]{16,}")
-_OPTION = re.compile(rf"(?i)^--?{WORDS}$")
+_OPTION = re.compile(rf"(?i)^--?({WORDS}|{TOKENS})$")
+# Programs that take a password in an option of another name: the option is one only behind them (shapes.py).
+_PROGRAMS = re.compile(r"(?:.*/)?((?:mysql|mariadb)\S*|curl|sshpass|redis-cli)")
 _INSTEAD = "set it in the environment of the server and name it in TRAINMASTER_JOB_ENV"
 
 
@@ -46,12 +46,14 @@ def _find(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         what = recognise(str(value)) or recognise(str(name)) or _named(str(name), str(value))
         if what is not None:
             yield f"env.{name if recognise(str(name)) is None else '(a name)'}", what, shown
-    before = ""
+    before = program = ""
     for number, word in enumerate(plain.pop("command", None) or ()):
-        what = recognise(word) or _recognise_after(before, word)
-        if what is not None:
+        what = (
+            recognise(word) or _recognise_after(before, word) or (program and recognise(f"{program} {before} {word}"))
+        )
+        if what:
             yield f"command[{number}]", what, "a command is visible to every account of the node"
-        before = word
+        before, program = (word, program) if not (found := _PROGRAMS.fullmatch(word)) else ("", found[1])
     for path, text in _texts(plain, ""):
         if (what := recognise(text)) is not None:
             yield path, what, shown
@@ -65,7 +67,7 @@ def is_secret(name: str, value: str) -> bool:
 def _named(name: str, value: str) -> str | None:
     if not _is_value(value):
         return None
-    if _PASSWORD.search(name):
+    if _PASSWORD.search(name) or (_COOKIE.search(name) and re.search(r"\d|=", value) and len(value) >= 8):
         return "a secret"
     return "a secret" if _NAME.search(name) and _MEANINGLESS.fullmatch(value) else None
 
@@ -77,7 +79,7 @@ def _is_value(text: str) -> bool:
 
 def _recognise_after(before: str, word: str) -> str | None:
     """A word that is a secret by the one before it: the value of an option, or a key of 40 digits."""
-    if _OPTION.match(before) and _is_value(word):
+    if _OPTION.match(before) and _is_value(word) and not word.startswith("-"):
         return "a secret"
     return recognise(f"{before} {word}") if HEX_40.fullmatch(word) else None
 

@@ -11,8 +11,8 @@ import re
 
 # Prefixes as their makers document them; lengths are the shortest in use.
 _SHAPES = {
-    "a token of a Trainmaster server": r"\btm_[A-Za-z0-9_-]{43}\b",
-    "an AWS access key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+    "a token of a Trainmaster server": r"\btm_[A-Za-z0-9_-]{43,}",
+    "an AWS access key": r"\b(AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])",
     "a Hugging Face token": r"\b(hf|api_org)_[A-Za-z0-9]{30,}",
     "a GitHub token": r"\b(gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{40,})",
     "a GitLab token": r"\bgl(pat|dt|rt|cbt|ptt|ft|soat|agent|oas)-[A-Za-z0-9_-]{16,}",
@@ -46,30 +46,64 @@ _SHAPES = {
     "a URL with user and password": r"://(?![^\s/:@]*\$[^\s/:@]*:x-oauth-basic@)[^\s/:@]*:(?!\\?[$<{]|\*{3})[^\s/@]+@",
     "a URL with a token as user": r"https?://[A-Za-z0-9_-]{20,}@",
 }
-_SECRETS = {what: re.compile(shape) for what, shape in _SHAPES.items()}
+# A shape may stand beside an underscore (`my_ghp_…`), which \b does not part from a letter.
+_SECRETS = {what: re.compile(re.sub(r"^\\b", "(?<![A-Za-z0-9])", shape)) for what, shape in _SHAPES.items()}
 # 40 hexadecimal digits are the id of a commit, or a key of Weights & Biases and others: then a name of a key, or a
 # login, stands before them.
 HEX_40 = re.compile(r"(?<![0-9A-Fa-f])[0-9a-f]{40}(?![0-9A-Fa-f])")
 _KEY_BEFORE = re.compile(
     r"(?i)(?<!cache[_-])(?:key|token|secret|auth|login)[\"']?(?:\s+--[\w-]+)*[\s=:(\"']*(?:key\s*=\s*[\"']?)?$"
 )
-WORDS = (
-    r"[\w-]*(?:password|(?<!no)passwd|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|"
-    r"auth[_-]?token|access[_-]?token)"
+# `pass` alone is a word of many trades (BYPASS, FIRST_PASS): it is a password after the name of what has one.
+_OWNERS = (
+    r"(?:db|database|user|admin|root|smtp|e?mail|imap|mysql|mariadb|pg|postgres(?:ql)?|redis|mongo(?:db)?|rabbitmq|"
+    r"amqp|mqtt|ldap|s?ftp|ssh|sudo|vpn|proxy|http|auth|login|key|keystore|registry|docker|nexus|jenkins|elastic)"
 )
-# Stands where a secret could: a reference ($NAME, ${NAME}, <…>, %(name)s, {name}), a path, a switch,
+WORDS = (
+    r"[\w-]*(?:password|(?<!no)passwd|passphrase|secret(?:[_-]?key(?:[_-]?base)?)?|api[_-]?key|access[_-]?key|"
+    r"private[_-]?key|signing[_-]?key|encryption[_-]?key|auth[_-]?token|access[_-]?token|[_-]pwd|"
+    rf"(?<![a-z0-9]){_OWNERS}[_-]?pass)"
+)
+# Options whose value is a token; `--eos-token` and `--max-tokens` are of language models.
+TOKENS = (
+    r"(?:(?:hf|hub|api|auth|access|github|gh|git|gitlab|wandb|bearer|session|refresh|bot|registry|login)[_-])?token"
+)
+# Stands where a secret could: a whole reference ($NAME, ${NAME}, <…>, %(name)s, {name}), a path, a switch,
 # a blank to fill, or the name that a build mounts one by (`docker build --secret id=…`).
+_REFERENCE = (
+    r"(?:\\?\$(?:[{(]|\w+(?![^\s\"'`;|&),:/@.\\}\]-]))|<[^<>\n]*>|<[(|]|%\(|%[a-z](?!\w)|%\w+%|\{\{|\{[^{}\s]*\}|"
+    r"\*{3,}(?![^\s\"'`;|&),:/@.\\}\]-]))"
+)
 HARMLESS = (
-    r"(?:\\?[$<%{]|\*{3}|(?:id|type)=|~?/(?:etc|home|run|tmp|var)/|"
+    rf"(?:{_REFERENCE}|(?:id|type)=|~?/(?:etc|home|run|tmp|var)/|"
     r"(?:\.{0,2}/(?:[\w.-]+/)*[\w-]+\.[a-z]{2,5}|true|false|yes|no|none|null|[01]|"
     r"\w{0,8}x{4,}|(?:your|replace|insert)[_-][a-z_-]+)(?![^\s\"']))"
 )
-# The words that follow an option in another word are a secret too.
-_ASSIGNED = re.compile(rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*[=:]\s*[\"']?(?!{HARMLESS}|[\s\"'])[^\s\"']{{3,}}")
-_LONG_ASSIGNED = re.compile(
-    rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}"
+# A value in quotes is one with its blanks; a quote within a word ends it only where a delimiter follows.
+_VALUE = (
+    rf"(?:\"(?!{HARMLESS})(?:[^\"\\\n]|\\.){{3,}}\"|'(?!{HARMLESS})[^'\n]{{3,}}'|"
+    rf"(?:\\?[\"'])?(?!{HARMLESS}|[\s\"'])[^\s\"'](?:[^\s\"']|[\"'](?=[^\s\"',;:)}}\]\\>])){{2,}})"
 )
-_OPTION_IN_TEXT = re.compile(rf"(?i)(?:^|\s)--?{WORDS}\s+(?!{HARMLESS}|-)[^\s\"']{{3,}}")
+_WORD = rf"(?:\"(?!{HARMLESS})[^\"\n]+\"|'(?!{HARMLESS})[^'\n]+'|[\"']?(?!{HARMLESS}|-)[^\s\"']+)"
+_UP_TO = r"\b(?![:.\w-])[^\n|;&]{0,400}?\s"  # from a program to one of its options
+# The words that follow an option in another word are a secret too.
+_NAMED = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*(?:[=:]|\\?[\"']\s*:)\s*{_VALUE}",
+        rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}",
+        rf"(?i)(?:^|\s)--?{WORDS}\s+(?!-){_VALUE}",
+        # In prose a word follows: "use --token to log in".
+        rf"(?i)(?:^|\s)--?{TOKENS}[\s=]+[\"']?(?!{HARMLESS}|-)(?=\S*\d|\S{{16}})[^\s\"']{{6,}}",
+        rf"(?i)(?<![\w-])cookie[\"']?\s*:\s*[\"']?[\w.-]+=(?!{HARMLESS})[^\s\"';]{{4,}}[^\n\"']*",
+        rf"(?<![\w$])(?:[A-Z][A-Z0-9_]*_)?COOKIE=[\"']?(?!(?i:{HARMLESS}))(?=\S*\d|\w+=)[^\s\"']{{8,}}",
+        rf"(?<![\w.-])curl{_UP_TO}(?:-[uU]\s*|--(?:proxy-)?user[\s=])[\"']?[^\s:\"'$-][^\s:\"'$]*:{_WORD}",
+        rf"(?<![\w.-])sshpass{_UP_TO}-p\s*{_WORD}",
+        rf"(?<![\w.-])redis-cli{_UP_TO}-a\s+{_WORD}",
+        # -p alone asks for it; -p3306:3306 is a port of a container.
+        rf"(?<![\w.-])(?:mysql|mariadb)(?:dump|admin|import|check|-dump|-admin)?{_UP_TO}-p(?!\d+(?::\d+)*(?!\S)){_WORD}",
+    )
+)
 
 
 HIDDEN = "(a secret, not shown)"
@@ -80,7 +114,7 @@ def recognise(text: str) -> str | None:
     for what, shape in _SECRETS.items():
         if shape.search(text):
             return what
-    if _ASSIGNED.search(text) or _LONG_ASSIGNED.search(text) or _OPTION_IN_TEXT.search(text):
+    if any(shape.search(text) for shape in _NAMED):
         return "a secret"
     if any(_KEY_BEFORE.search(text[: match.start()]) for match in HEX_40.finditer(text)):
         return "a key of 40 hexadecimal digits"
@@ -89,6 +123,6 @@ def recognise(text: str) -> str | None:
 
 def hide(text: str) -> str:
     """The text with every secret in it replaced: a message must not repeat one."""
-    for shape in (*_SECRETS.values(), _ASSIGNED, _LONG_ASSIGNED, _OPTION_IN_TEXT):
+    for shape in (*_SECRETS.values(), *_NAMED):
         text = shape.sub(HIDDEN, text)
     return HEX_40.sub(lambda match: HIDDEN if _KEY_BEFORE.search(text[: match.start()]) else match[0], text)

@@ -70,21 +70,22 @@ class Lab:
 
     def start(
         self, name: str, *, own_key: bool = False, known: bool = True, environment: Mapping[str, str] | None = None,
-        port: int | None = None,
+        port: int | None = None, own_homes: bool = False,
     ) -> Sshd:  # fmt: skip
+        """With `own_homes` each account has its own home folder, else all have one below this folder."""
         folder = self.folder / name
         home = folder / "home"
         home.mkdir(parents=True)
         key, port = self._key(f"host-{name}") if own_key else self._host_key, port or free_port()
         config = folder / "sshd_config"
+        shared = {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache"}
         variables = " ".join(
-            f"{key}={value}"
-            for key, value in {"HOME": home, "XDG_CACHE_HOME": f"{home}/.cache", **(environment or {})}.items()
+            f"{key}={value}" for key, value in {**({} if own_homes else shared), **(environment or {})}.items()
         )
         config.write_text(
             f"ListenAddress 127.0.0.1\nPort {port}\nHostKey {key}\nPidFile none\n"
             f"AuthorizedKeysFile {self.key}.pub\nStrictModes no\nUsePAM no\nPasswordAuthentication no\n"
-            f"MaxStartups 100\nSubsystem sftp internal-sftp\nSetEnv {variables}\n"
+            f"MaxStartups 100\nSubsystem sftp internal-sftp\n" + (f"SetEnv {variables}\n" if variables else "")
         )
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)  # the privilege separation folder; a boot script makes it otherwise

@@ -35,7 +35,7 @@ from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
 from trainmaster.web.auth import PUBLIC
 from web.conftest import BASE, LOCAL
-from web.furnished import JOBS, issue, iterated, keep
+from web.furnished import JOBS, answer_as_spelled, issue, iterated, keep
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MARK = "words-of-{}"  # in a file of each project's job
@@ -213,7 +213,7 @@ sys.addaudithook(_listen)
 
 
 @pytest.fixture
-def granted(world: World, tmp_path: Path) -> dict[str, str]:
+def granted(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Target → the name by which the project lab may use it; every kind but those that need root."""
     files = {
         "ssh": "hosts: [{host: gpu-01, user: u}]", "pool": "access: {user: u}\nhosts: [{host: 10.0.0.2}]",
@@ -222,6 +222,7 @@ def granted(world: World, tmp_path: Path) -> dict[str, str]:
         "image: i, instance_type: ml.p5.48xlarge}",
     }  # fmt: skip
     names = {"lambda": "lambda"}
+    monkeypatch.setattr(targets, "identify", answer_as_spelled)
     for kind, text in files.items():
         file = tmp_path / f"{kind}.yaml"
         file.write_text(text)

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import os
+import pwd
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from starlette.testclient import TestClient
 
+import trainmaster
+from accounts import accounts, needs_accounts
 from client.served import serve
+from sshd import lab, needs_sshd
 from trainmaster import targets
 from trainmaster.control import known_targets
 from trainmaster.core.errors import AccessRefused, UsageError
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import jobs
+from trainmaster.store import jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.targets import Placement
 from trainmaster.web.app import create_app
 from traits_contract import run
 from web.conftest import BASE, LOCAL
-from web.furnished import JOBS, issue
+from web.furnished import JOBS, answer_as_spelled, issue
 
 SPEC = {"name": "a", "project": "lab", "command": ["true"], "target": "gpus"}
 SECRET = "root:$6$words-of-a-file-of-the-server:19000"
 ATTEMPT = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11.1"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts jobs as another user")
+
+
+@pytest.fixture(autouse=True)
+def _no_machines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "real" not in request.fixturenames:
+        monkeypatch.setattr(targets, "identify", answer_as_spelled)
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines are asked. Our Python is one that other accounts may execute."""
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    monkeypatch.setenv("PYTHONPATH", str(Path(trainmaster.__file__).parents[1]))
 
 
 @pytest.fixture
@@ -166,11 +188,10 @@ def test_a_target_that_does_not_say_its_account_is_refused(
     known_targets.add(db, "gpus", f"ssh:{hosts}", home=tmp_path, by="local")
     known_targets.grant(db, "gpus", "lab", user="tm-lab", by="local")
     known_targets.admit(db, parse_spec(SPEC))
-    monkeypatch.delattr(targets.ssh, "runs_as")
-    with pytest.raises(AccessRefused, match="does not say which account"):
+    with monkeypatch.context() as patch, pytest.raises(AccessRefused, match="does not say which account"):
+        patch.delattr(targets.ssh, "runs_as")
         known_targets.admit(db, parse_spec(SPEC))
     hosts.write_text("hosts: [gpu-01]\n")
-    monkeypatch.undo()
     known_targets.grant(db, "gpus", "lab", user="tm-lab", by="local")
     hosts.write_text(SECRET)
     with pytest.raises(UsageError, match="its settings cannot be used"):
@@ -236,3 +257,94 @@ def test_the_verb_says_the_same_on_the_home_and_on_a_server(db: Database, tmp_pa
     planned = run("submit", str(tmp_path / "job.yaml"), "--on", "gpus", "--dry-run", "--home", str(home))
     assert planned.exit_code == 0 and "ssh NODE-0" in planned.output
     assert "is not one of" in str(run("submit", str(tmp_path / "job.yaml"), "--on", "gpu", "--dry-run").exception)
+
+
+@pytest.fixture
+def machine(real: None, tmp_path: Path) -> Iterator[tuple[list[pwd.struct_passwd], Callable[..., str]]]:
+    """Two Unix accounts behind one real OpenSSH server that has several names; the word of a hosts file with one."""
+    with accounts("a", "b") as (users, folder), lab(folder) as made:
+        (folder / "client.pub").chmod(0o644)
+        first, second = made.start("first", own_homes=True), made.start("second", own_homes=True)
+        made.wait()
+        public = " ".join(Path(f"{folder}/host.pub").read_text().split()[:2])
+        names = [f"[{name}]:{one.port}" for name in ("localhost", "127.0.0.1") for one in (first, second)]
+        made.known_hosts.write_text("".join(f"{name} {public}\n" for name in names))
+        ports = {"first": first.port, "second": second.port}
+
+        def write(host: str, server: str = "first") -> str:
+            path = tmp_path / f"{host}-{server}.yaml"
+            entry = {"host": host, "port": ports[server], "key": str(made.key), "python": "/usr/bin/python3"}
+            path.write_text(yaml.safe_dump({"known_hosts": str(made.known_hosts), "hosts": [entry]}))
+            return f"ssh:{path}"
+
+        yield users, write
+
+
+@needs_accounts
+@needs_sshd
+@pytest.mark.spawns
+def test_one_account_is_known_under_every_name(db: Database, tmp_path: Path, machine: Any) -> None:
+    """Seen before: a project for each spelling (127.0.0.1, localhost, another port, `local`) of one account."""
+    (mine, other), write = machine
+    words = {"plain": write("127.0.0.1"), "named": write("localhost"), "port": write("127.0.0.1", "second")}
+    for name, word in words.items():
+        known_targets.add(db, name, word, home=tmp_path, by="local")
+    known_targets.grant(db, "plain", "lab", user=mine.pw_name, by="local")
+    known_targets.grant(db, "named", "lab", user=mine.pw_name, by="local")  # one project may have several names
+    for name in ("named", "port", "local"):
+        with pytest.raises(UsageError, match="is the account of project lab on"):
+            known_targets.grant(db, name, "infra", user=mine.pw_name, by="local")
+        known_targets.grant(db, name, "infra", user=other.pw_name, by="local")
+    known_targets.revoke(db, "local", "infra", by="local")
+    with pytest.raises(UsageError, match="is the account of project infra on"):
+        known_targets.grant(db, "local", "third", user=other.pw_name, by="local")
+    known_targets.admit(db, parse_spec({**SPEC, "target": "plain"}))
+    # The file names another machine by now: nobody asked that one.
+    Path(words["plain"].partition(":")[2]).write_text(Path(words["port"].partition(":")[2]).read_text())
+    with pytest.raises(AccessRefused, match="was not there when it was granted"):
+        known_targets.admit(db, parse_spec({**SPEC, "target": "plain"}))
+    assert "was not there when it was granted" in known_targets.show(db, "plain")[0].granted[0].fault
+
+
+@needs_accounts
+@needs_sshd
+@pytest.mark.spawns
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"shell": "/usr/sbin/nologin"}, "cannot run /usr/bin/python3 there: This account is currently not available"),
+        ({"home": False}, "has no home folder there that it may write to"),
+    ],
+)
+def test_an_account_that_can_run_no_job_is_refused_at_once(
+    db: Database, tmp_path: Path, machine: Any, made: dict[str, Any], said: str
+) -> None:
+    known_targets.add(db, "gpus", machine[1]("127.0.0.1"), home=tmp_path, by="local")
+    with accounts("c", **made) as ((user,), _), pytest.raises(UsageError, match=said):
+        known_targets.grant(db, "gpus", "lab", user=user.pw_name, by="local")
+    with pytest.raises(UsageError, match="it refuses user tmt-nobody-knows"):
+        known_targets.grant(db, "gpus", "lab", user="tmt-nobody-knows", by="local")
+
+
+@as_root
+@pytest.mark.spawns
+@pytest.mark.usefixtures("real")
+def test_a_local_account_runs_python_or_is_refused(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    known_targets.grant(db, "local", "lab", user="nobody", by="local")
+    with pytest.raises(UsageError, match="is the account of project lab on local"):
+        known_targets.grant(db, "local", "infra", user="nobody", by="local")
+    monkeypatch.setenv("TRAINMASTER_JOB_USER", "daemon")
+    with pytest.raises(UsageError, match="is the user of --job-user"):
+        known_targets.grant(db, "local", "infra", user="daemon", by="local")
+    monkeypatch.setattr(sys, "executable", "/root/nowhere/python")
+    with pytest.raises(UsageError, match="games cannot run /root/nowhere/python"):
+        known_targets.grant(db, "local", "infra", user="games", by="local")
+
+
+def test_a_grant_of_an_earlier_version_was_never_asked(db: Database, hosts: Path, tmp_path: Path) -> None:
+    known_targets.add(db, "gpus", f"ssh:{hosts}", home=tmp_path, by="local")
+    with db.write() as conn:
+        at = datetime(2026, 3, 1, tzinfo=UTC)
+        conn.execute(tables.target_grants.insert().values(target="gpus", project="lab", user="tm-lab", created_at=at))
+    with pytest.raises(AccessRefused, match="never asked whose account this is; grant it again"):
+        known_targets.admit(db, parse_spec(SPEC))

@@ -9,7 +9,9 @@ target says (`targets.runs_as`); one that does not say is refused.
 from __future__ import annotations
 
 import logging
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +24,7 @@ from trainmaster.store import audit, known_targets
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.known_targets import Grant
 from trainmaster.targets import Account
+from trainmaster.targets.local import machine_id
 
 NAME = r"[a-z][a-z0-9_-]{0,62}"
 TARGET = rf"{NAME}(:[A-Za-z0-9][A-Za-z0-9_-]{{0,62}})?"  # a known name, or a word that names no file
@@ -82,6 +85,8 @@ def admit(db: Database, spec: JobSpec, *, trust_jobs: bool = False) -> None:
     account = _ask(word, spec.target)
     if account is None or account.server:
         why = account.server if account is not None else "it does not say which account its jobs have"
+        raise AccessRefused("untrusted_jobs", f"{spec.target}: {why}; {_advice(spec.target, spec.project)}")
+    if why := _find_unasked(word, account, grants[spec.project]):
         raise AccessRefused("untrusted_jobs", f"{spec.target}: {why}; {_advice(spec.target, spec.project)}")
     if spec.rent.file_systems and len(grants) > 1:
         message = f"{spec.target}: rent.file_systems are of the whole account, which other projects use too"
@@ -156,14 +161,16 @@ def grant(db: Database, name: str, project: str, *, user: str | None, by: str) -
         raise UsageError(f"{name}: this target does not say which account its jobs have; it cannot be granted")
     if mine.server:
         raise UsageError(f"{name}: {mine.server}; {_advice(name, project)}")
+    identity = _identify(targets.spell(word, user), name)
     for other, account in _accounts(db):
-        if other.project != project and account is not None and mine.is_shared_with(account):
+        same = account is not None and mine.is_shared_with(account)
+        if other.project != project and (same or _is_one_account(identity, other.identity or {})):
             raise UsageError(
                 f"{name}: {mine.name} is the account of project {other.project} on {other.target}; two projects with "
                 "one account could read and end each other's jobs: give each its own"
             )
     with db.write() as conn:
-        known_targets.put_grant(conn, name, project, user=user, at=datetime.now(UTC))
+        known_targets.put_grant(conn, name, project, user=user, identity=identity, at=datetime.now(UTC))
         detail = {"project": project, "user": user}
         audit.record(conn, who=by, action="target.grant", subject=f"target:{name}", detail=detail)
 
@@ -192,11 +199,39 @@ def show(db: Database, name: str | None = None) -> list[Shown]:
     ]
 
 
+def _identify(word: str, name: str) -> dict[str, str]:
+    """What the machines say they are; UsageError where that is root or the server itself, under whatever name."""
+    try:
+        found = targets.identify(word)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+    own = f"{machine_id()}/{os.geteuid()}"
+    for place, answer in found.items():
+        if answer.endswith("/0") or answer == own:
+            raise UsageError(f"{name}: {place} is root there, or the user of the server itself; name another account")
+    return found
+
+
+def _is_one_account(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    return bool(set(one.values()) & set(other.values()))
+
+
+def _find_unasked(word: str, account: Account, granted: Grant) -> str:
+    """Why it is not known whose account this is: nobody asked, or the settings name other machines by now."""
+    if account.alone or not targets.identifies(word):
+        return ""
+    if granted.identity is None:
+        return "its machines were never asked whose account this is; grant it again"
+    new = sorted(account.places - granted.identity.keys())
+    return f"{', '.join(new[:3])} was not there when it was granted; grant it again" if new else ""
+
+
 def _describe(word: str, granted: Grant) -> Granted:
     account, fault = None, ""
     try:
         account = _ask(targets.spell(word, granted.user), granted.target)
-        fault = "" if account is None else account.server
+        spelled = targets.spell(word, granted.user)
+        fault = "" if account is None else account.server or _find_unasked(spelled, account, granted)
     except UsageError as error:
         fault = str(error)
     name = account.name if account is not None else ""

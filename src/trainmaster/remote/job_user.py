@@ -16,6 +16,8 @@ import os
 import pwd
 import re
 import stat
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,6 +48,7 @@ _OURS = frozenset(
     )
 )  # fmt: skip
 _SECRET = re.compile(r"KEY|TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_PYTHON_S = 60.0  # from a cold file system
 _CREDENTIALS_IN_URL = re.compile(r"://[^\s/@]+@")
 
 
@@ -97,6 +100,20 @@ def find_user(name: str | None = None) -> pwd.struct_passwd | None:
     if user.pw_uid == 0:
         raise UsageError(f"{what}: {name} is root; name another user")
     return user
+
+
+def find_python_fault(user: pwd.struct_passwd) -> str:
+    """Why this user cannot run our Python with this package; "" where it can."""
+    own = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import trainmaster.agent"], check=False, capture_output=True, text=True,
+            timeout=_PYTHON_S, env={**job_environment(os.environ), **own}, cwd="/",
+            user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)[:200]
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it ended"])[-1][:200]
 
 
 def claim(folder: Path, user: pwd.struct_passwd | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,6 +29,7 @@ class Grant:
     target: str
     project: str
     user: str | None  # None: the account of the target's settings
+    identity: Mapping[str, str] | None  # place → machine and user that answered there; None: never asked
     created_at: datetime
 
 
@@ -68,10 +70,13 @@ def list_grants(conn: Connection, *, target: str | None = None) -> list[Grant]:
     return [Grant(**row) for row in conn.execute(query).mappings()]
 
 
-def put_grant(conn: Connection, target: str, project: str, *, user: str | None, at: datetime) -> None:
+def put_grant(
+    conn: Connection, target: str, project: str, *, user: str | None, identity: Mapping[str, str], at: datetime
+) -> None:
     """Let a project use a target as this user, in place of an earlier one."""
     remove_grant(conn, target, project)
-    conn.execute(insert(t.target_grants).values(target=target, project=project, user=user, created_at=at))
+    row = {"target": target, "project": project, "user": user, "identity": dict(identity), "created_at": at}
+    conn.execute(insert(t.target_grants).values(row))
 
 
 def remove_grant(conn: Connection, target: str, project: str) -> bool:

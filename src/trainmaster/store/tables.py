@@ -383,5 +383,6 @@ target_grants = Table(
     Column("target", String(127), primary_key=True),  # a known name, or a word that names no file: "local", "ssh:lab"
     Column("project", String(63), primary_key=True),
     Column("user", String(255)),  # account of the project's jobs there; NULL: the one of the target's settings
+    Column("identity", json_column()),  # place → machine and user that answered there; NULL: never asked
     Column("created_at", UtcTime, nullable=False),
 )

@@ -12,6 +12,7 @@ Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possi
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import pkgutil
@@ -87,6 +88,8 @@ __all__ = [
     "find_traits",
     "find_unequal",
     "home_mark",
+    "identifies",
+    "identify",
     "is_free",
     "is_left_over",
     "is_running",
@@ -307,6 +310,24 @@ def runs_as(word: str) -> Account | None:
     if account is not None and not module.TRAITS.accounts:
         raise UsageError(f"target: {name} has no accounts; what its settings state is the account of its jobs")
     stated: Account = module.runs_as(option, account)
+    return stated
+
+
+def identifies(word: str) -> bool:
+    """Whether the target can say which account it really is, however its settings spell it."""
+    return hasattr(_import(word), "identify")
+
+
+def identify(word: str) -> dict[str, str]:
+    """Place → the account that answered there. Asks every machine; UsageError where one cannot, or can run no job.
+
+    Empty for a target that has no such question: its settings name the account for all the world.
+    """
+    account, _, option = split(word)
+    module = _import(word)
+    if not hasattr(module, "identify"):
+        return {}
+    stated: dict[str, str] = asyncio.run(module.identify(option, account))
     return stated
 
 

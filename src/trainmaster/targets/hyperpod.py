@@ -22,6 +22,7 @@ TRAITS = Traits(
     accounts=kubernetes.TRAITS.accounts,
 )
 runs_as = kubernetes.runs_as
+identify = kubernetes.identify
 
 
 def create(options: str, *, user: str | None = None) -> Kubernetes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import sys
 from pathlib import Path
 
 from trainmaster.core.attempt import Handle
@@ -14,6 +16,7 @@ from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
 from trainmaster.targets._traits import Traits
 
+_HERE = "this machine"
 TRAITS = Traits(
     title="this machine",
     option="none",
@@ -41,7 +44,30 @@ def runs_as(options: str, user: str | None) -> Account:
     entry = job_user.find_user(user)
     name = entry.pw_name if entry is not None else str(os.geteuid())
     server = "its jobs run as the user of the server and can read its files" if entry is None else ""
-    return Account(name=name, places=frozenset({"this machine"}), server=server)
+    common = job_user.find_user()
+    if entry is not None and user is not None and common is not None and entry.pw_uid == common.pw_uid:
+        server = f"{name} is the user of --job-user, who runs the jobs of every project without one"
+    return Account(name=name, places=frozenset({_HERE}), server=server)
+
+
+async def identify(options: str, user: str | None) -> dict[str, str]:
+    """This machine and the user's number; UsageError where that user cannot run our Python."""
+    create(options)
+    entry = job_user.find_user(user)
+    if entry is None:
+        return {}
+    if fault := await asyncio.to_thread(job_user.find_python_fault, entry):
+        raise UsageError(f"local: {entry.pw_name} cannot run {sys.executable}: {fault}")
+    return {_HERE: f"{machine_id() or _HERE}/{entry.pw_uid}"}
+
+
+def machine_id() -> str:
+    """The id of this machine, as its other names lead to it; "" where it has none."""
+    for path in (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id")):
+        with contextlib.suppress(OSError):
+            if text := path.read_text().strip():
+                return text
+    return ""
 
 
 def local_jobs_are_isolated() -> bool:

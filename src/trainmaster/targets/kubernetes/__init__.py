@@ -23,7 +23,7 @@ from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets._drain import Scheduler
-    from trainmaster.targets.kubernetes.settings import Kind
+    from trainmaster.targets.kubernetes.settings import Kind, Settings
     from trainmaster.targets.kubernetes.target import Kubernetes
 
 TRAITS = Traits(
@@ -52,8 +52,19 @@ def runs_as(options: str, user: str | None) -> Account:
     server = ""
     if user is None and not options:
         server = "pods are made with the server's own kubeconfig in a namespace that nobody chose"
-    cluster = f"kubeconfig {settings.kubeconfig or 'of the server'}, context {settings.context or 'current'}"
-    return Account(name=settings.namespace, places=frozenset({cluster}), server=server)
+    return Account(name=settings.namespace, places=frozenset({_cluster(settings)}), server=server)
+
+
+async def identify(options: str, user: str | None) -> dict[str, str]:
+    """The namespace's own id, which no other namespace of any cluster has."""
+    from trainmaster.targets.kubernetes.rights import find_namespace_id
+
+    settings = create(options, user=user).settings()
+    return {_cluster(settings): await find_namespace_id(settings)}
+
+
+def _cluster(settings: Settings) -> str:
+    return f"kubeconfig {settings.kubeconfig or 'of the server'}, context {settings.context or 'current'}"
 
 
 def create_scheduler(options: str) -> Scheduler:

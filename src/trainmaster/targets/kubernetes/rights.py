@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmaster.targets.kubernetes.client import Client, Object
+from trainmaster.core.errors import TrainmasterError, UsageError
+from trainmaster.targets.kubernetes.client import Client, Object, path_of
+from trainmaster.targets.kubernetes.errors import Denied, Missing
 from trainmaster.targets.kubernetes.kubeconfig import load_access
 from trainmaster.targets.kubernetes.manifests import RESOURCES, render
 from trainmaster.targets.kubernetes.settings import Settings
@@ -81,6 +83,25 @@ async def check(settings: Settings, *, shell: bool = False) -> list[Answer]:
         return [Answer(right=right, allowed=await _query(client, right, settings.namespace)) for right in wanted]
     finally:
         await client.close()
+
+
+async def find_namespace_id(settings: Settings) -> str:
+    """The id of the namespace; UsageError where there is none, or the account may not ask."""
+    client = Client(load_access(settings.kubeconfig, settings.context))
+    try:
+        found = await client.get(path_of("v1", "namespaces", name=settings.namespace))
+    except Denied:
+        raise UsageError(
+            f"the kubeconfig may not read the namespace {settings.namespace}, so it cannot be told from that of "
+            "another project; allow `get` of namespaces in its role there"
+        ) from None
+    except Missing:
+        raise UsageError(f"there is no namespace {settings.namespace} in the cluster; make it first") from None
+    except TrainmasterError as error:
+        raise UsageError(f"the cluster cannot be asked: {error}") from None
+    finally:
+        await client.close()
+    return f"namespace {found['metadata']['uid']}"
 
 
 async def _query(client: Client, right: Right, namespace: str) -> bool:

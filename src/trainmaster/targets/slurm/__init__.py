@@ -6,7 +6,7 @@ over SSH; `slurm:lab` the file lab.yaml in the folder of TRAINMASTER_HOSTS.
 settings.py   the cluster file                  queue.py       one listing for all jobs
 target.py     the target                        outcome.py     how an attempt stands and how it ended
 script.py     the batch script                  remote/slurm/  what runs on the login node and the compute nodes
-drain.py      nodes out of service and back
+drain.py      nodes out of service and back     identity.py    which cluster and user it is
 """
 
 from __future__ import annotations
@@ -58,6 +58,13 @@ def runs_as(options: str, user: str | None) -> Account:
     if login is None:
         return Account(name="", server="sbatch runs here, as the user of the server; write `login:` in a cluster file")
     return describe_account([login])
+
+
+async def identify(options: str, user: str | None) -> dict[str, str]:
+    """What the login node says it is and who logged in; and the same user on all of its cluster's login nodes."""
+    from trainmaster.targets.slurm.identity import identify as ask
+
+    return await ask(create(options, user=user).settings)
 
 
 def create_scheduler(options: str) -> Scheduler:

@@ -6,6 +6,7 @@ hosts.py     the hosts file                       connect.py    connections, hos
 target.py    the target                           session.py    one connection per host, many requests
 channel.py   the bootstrap's process, its lines   slots.py      places of an attempt
 transfer.py  files and trees, both ways           data_pipe.py  bulk data over the machine's own ssh
+identity.py  which machine and user a login is
 remote/      what runs on the node
 """
 
@@ -52,3 +53,11 @@ def runs_as(options: str, user: str | None) -> Account:
     from trainmaster.targets.ssh.hosts import describe_account
 
     return describe_account(create(options, user=user).hosts().hosts)
+
+
+async def identify(options: str, user: str | None) -> dict[str, str]:
+    """What every machine of the hosts file says it is, and who logged in."""
+    from trainmaster.targets.ssh import identity
+
+    file = create(options, user=user).hosts()
+    return await identity.identify(file.hosts, file.known_hosts)

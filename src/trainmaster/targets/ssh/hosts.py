@@ -139,9 +139,14 @@ def describe_account(hosts: Sequence[SshHost]) -> Account:
         server = "root, or the user of the server itself, logs in"
     return Account(
         name=", ".join(sorted(user for user in users if user)),
-        places=frozenset(f"{host.host}:{host.port or 22}" for host in hosts),
+        places=frozenset(map(place_of, hosts)),
         server=server,
     )
+
+
+def place_of(host: SshHost) -> str:
+    """A host as its file spells it."""
+    return f"{host.host}:{host.port or 22}"
 
 
 def read_known_hosts(path: Path) -> bytes:

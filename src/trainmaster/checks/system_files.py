@@ -6,7 +6,7 @@ import errno
 import re
 
 from trainmaster.core.errors import FileMissing, FileUnreadable, HostError, NotCaptured
-from trainmaster.node.host import Host
+from trainmaster.node.host import CommandResult, Host
 
 PCI = "/sys/bus/pci/devices"
 RDMA = "/sys/class/infiniband"
@@ -50,6 +50,19 @@ def read_number(host: Host, path: str, *, base: int = 10) -> int:
         return int(text, base)
     except ValueError:
         raise HostError(f"{path} holds no number: {text[:40]!r}") from None
+
+
+def run_dmesg(host: Host) -> CommandResult:
+    """The kernel's own messages in its ring buffer, without those that programs wrote to /dev/kmsg.
+
+    busybox knows no -k, and older captures hold the plain command: there a program's line is told by its text alone.
+    """
+    try:
+        result = host.run("dmesg", "-k")
+    except NotCaptured:
+        return host.run("dmesg")
+    unknown = result.exit_code and re.search(r"(?:invalid|unrecognized|unknown) option", result.stderr + result.stdout)
+    return host.run("dmesg") if unknown else result
 
 
 def has_gpus(host: Host) -> bool:

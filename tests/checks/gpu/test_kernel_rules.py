@@ -79,6 +79,20 @@ def test_a_machine_without_a_gpu_is_judged_by_its_log(machine: Machine) -> None:
     assert "0000:13:00" not in machine.verdicts("xid", gpus=0)
 
 
+def test_what_a_program_wrote_to_kmsg_accuses_no_gpu(machine: Machine) -> None:
+    """The same text twice: `dmesg -k` leaves out what has another facility; without -k its sender tells."""
+    make(machine)
+    quiet = machine.host.run("dmesg").stdout
+    kernel("NVRM: Xid (PCI:0000:13:00): 79, GPU has fallen off the bus.")(machine)
+    assert worst(machine) == "fail"
+    machine.command("dmesg -k", quiet)
+    assert worst(machine) == "pass"
+    machine.command("dmesg -k", "", exit_code=1, stderr="dmesg: invalid option -- 'k'\n")  # busybox
+    assert worst(machine) == "fail"
+    machine.replace("dmesg", "NVRM: Xid", "agent[77]: NVRM: Xid")
+    assert worst(machine) == "pass"
+
+
 def test_without_a_gpu_a_closed_log_is_a_skip_and_a_damaged_one_an_error(machine: Machine) -> None:
     plain_vm(machine)
     kernel(READ_ONLY)(machine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainmaster.node.parse import kernel_log
+from trainmaster.node.parse import kernel_line, kernel_log
 from trainmaster.node.parse.kernel_log import KernelLog
 
 FALLEN = """\
@@ -110,7 +110,7 @@ def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
             "NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0",
             ("gpu_init_failed", "0000:3b:00.0", True),
         ),
-        ("3,1042,84621,-;NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM", ("gpu_init_failed", None, True)),
+        ("NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM", ("gpu_init_failed", None, True)),
         ("NVRM: None of the NVIDIA devices were initialized.", ("gpu_init_failed", None, True)),
         (
             "nvidia 0000:02:00.0: probe with driver nvidia failed with error -1",
@@ -327,7 +327,7 @@ def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
         ("NFS: nfs4_reclaim_open_state: Lock reclaim failed!", ("storage_error", None, None)),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("stamp", ["", "[ 9123.456789] ", "Mar  3 12:00:01 node7 kernel: [ 9200.5] "])
+@pytest.mark.parametrize("stamp", ["3,1042,84621,-;", "[ 9123.456789] ", "Mar  3 12:00:01 node7 kernel: [ 9200.5] "])
 def test_each_kind_is_found_with_its_device(
     line: str, expected: tuple[str, str | None, bool | None], stamp: str
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_file_server_that_came_back_is_told_from_one_that_did_not(lost: str, r
     ],
 )
 def test_only_the_first_line_of_a_kernel_is_a_boot(line: str, boot: bool) -> None:
-    assert kernel_log.is_boot(line) is boot
+    assert kernel_line.is_boot(line) is boot
     assert parse(line).from_boot is boot
 
 

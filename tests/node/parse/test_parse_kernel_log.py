@@ -225,3 +225,52 @@ def test_a_site_lays_its_own_rows_over_ours() -> None:
 def test_a_wrong_catalog_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         xid_catalog.parse(text)
+
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"[  123.456789] systemd[1]: monitor.service: {XID}",
+        f"[  123.456789] n7 systemd[1]: monitor.service: {XID}",
+        f"[  123.456789] n7 unknown: {XID}",
+        f"[Tue Mar  3 12:00:03 2026] agent[77]: {XID}",
+        f"Mar  3 12:00:01 n7 agent: {XID}",
+        f"Mar  3 12:00:01 n7 agent[77]: saw [ 9.5] {XID}",
+        f"2026-03-03T12:00:02.123456+00:00 n7 dcgm-exporter[9]: {XID}",
+        f"12,1234,9300567890,-;{XID}",
+        f"<14>[  123.456789] {XID}",
+        f"user  :notice: [  123.456789] {XID}",
+        f'[  123.456789] audit: type=1400 audit(1.2:3): comm="{XID}"',
+        f'[    0.000000] Command line: BOOT_IMAGE=/vmlinuz note="{XID}"',
+        "[  123.456789] agent[77]: nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM",
+        "[  123.456789] agent[77]: EXT4-fs (sda1): Remounting filesystem read-only",
+        "[  123.456789] agent[77]: NVRM: The NVIDIA GPU 0000:b3:00.0 has fallen off the bus",
+        "[  123.456789] agent[77]: Out of memory: Killed process 12 (python) total-vm:1kB",
+        "[  123.456789] agent[77]: nvidia 0000:3b:00.0: resetting",
+    ],
+)
+def test_a_program_that_quotes_the_kernel_accuses_nobody(line: str) -> None:
+    log = kernel_log.parse(f"{line}\n")
+    assert (log.xids, log.sxids, log.events, log.oom_events, log.resets, log.faults) == ((), (), (), 0, (), ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"kern  :warn  : [  123.456789] {XID}",
+        f"[  123.456789][ T1234] {XID}",
+        f"[  123.456789] n7 kernel: {XID}",
+        f"2026-03-03T12:00:02.123456+00:00 n7 kernel: [  9.500000] {XID}",
+        f"[  123.456789] usb 1-1: new high-sp[  123.456790] {XID}",
+    ],
+)
+def test_the_kernels_own_line_counts_in_every_form(line: str) -> None:
+    assert (one(line).device, one(line).code) == ("0000:3b:00", 79)
+
+
+def test_an_xid_inside_a_line_without_a_sender_is_not_judged_and_not_lost() -> None:
+    log = kernel_log.parse(f"[1.0] monitor: {XID}\n")
+    assert log.xids == () and "cannot be parsed" in log.faults[0]

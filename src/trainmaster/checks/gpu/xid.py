@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
-from trainmaster.checks import nvidia
+from trainmaster.checks import nvidia, system_files
 from trainmaster.checks.gpu import _closed_log, _kernel_rules
 from trainmaster.core.errors import CommandMissing, FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
-from trainmaster.node.host import Host
-from trainmaster.node.parse import ParseError, kernel_log, xid_catalog
+from trainmaster.node.host import CommandResult, Host
+from trainmaster.node.parse import ParseError, kernel_line, kernel_log, xid_catalog
 from trainmaster.node.parse.kernel_events import KernelEvent
 from trainmaster.node.parse.kernel_log import KernelLog, Sxid, Xid
 from trainmaster.node.parse.xid_catalog import Catalog, Severity, XidEntry
@@ -31,7 +31,7 @@ COMPARES = ()
 METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S + 60
 SITE = "/etc/trainmaster/xid.toml"  # a site's own table, laid over ours
-_COMMANDS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
+_JOURNAL = ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic")
 # In a log with times every message has one. Without it, or with another word there, the line is not as it was written.
 _TIMELESS = re.compile(r"^\[(?!\s*\d+\.\d+\]|[A-Z][a-z]{2} [A-Z]).{0,60}", re.MULTILINE)
 _FILES = ("/var/log/kern.log", "/var/log/messages")
@@ -269,7 +269,7 @@ def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
             troubles.append(f"{name} is empty")
             # A container may have journalctl and no journal; the ring buffer of a running kernel is never empty.
             closed = closed and name == "journalctl"
-        elif kernel_log.is_boot(text):
+        elif kernel_line.is_boot(text):
             return name, text, "", False, [*late, *damaged]
         else:
             late.append((name, text))
@@ -286,15 +286,15 @@ def _is_closed(failure: HostError) -> bool:
 
 
 def _sources(host: Host) -> Iterator[tuple[str, Callable[[], str]]]:
-    def run(argv: tuple[str, ...]) -> str:
-        result = host.run(*argv)
+    def run(name: str, command: Callable[[], CommandResult]) -> str:
+        result = command()
         if result.exit_code:
             output = " ".join((result.stderr or result.stdout).split())[:120]
-            raise HostError(f"{argv[0]} ended with {result.exit_code}: {output}")
+            raise HostError(f"{name} ended with {result.exit_code}: {output}")
         return result.stdout
 
-    for argv in _COMMANDS:
-        yield argv[0], functools.partial(run, argv)
+    yield "dmesg", functools.partial(run, "dmesg", functools.partial(system_files.run_dmesg, host))
+    yield _JOURNAL[0], functools.partial(run, _JOURNAL[0], functools.partial(host.run, *_JOURNAL))
     for path in _FILES:
         yield path, functools.partial(host.read, path)
 
@@ -302,7 +302,7 @@ def _sources(host: Host) -> Iterator[tuple[str, Callable[[], str]]]:
 def _since_boot(text: str) -> str:
     """A file may hold many boots; only what follows the last one counts. Lines with -- are journalctl's own."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("-- ")]
-    start = max((number for number, line in enumerate(lines) if kernel_log.is_boot(line)), default=0)
+    start = max((number for number, line in enumerate(lines) if kernel_line.is_boot(line)), default=0)
     return "\n".join(lines[start:])
 
 

@@ -84,7 +84,7 @@ def judge(kills: Kills, expect: Expect) -> Finding:
 
 def _logged(host: Host) -> tuple[kernel_log.OomKill, ...] | None:
     try:
-        result = host.run("dmesg")
+        result = system_files.run_dmesg(host)
     except NotCaptured:
         raise
     except HostError:

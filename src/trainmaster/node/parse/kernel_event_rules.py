@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from trainmaster.node.parse.kernel_line import HEAD
+
 Kind = Literal[
     "gpu_crashed",  # the driver reports a crash of a GPU or of its firmware without a code
     "gpu_lost",  # a call of the driver failed because the GPU does not answer on the bus
@@ -78,38 +80,39 @@ RULES = (
     _rule(
         "gpu_crashed",
         "A GPU crash dump|GSP Timeout|GSP-CrashCat|_kgspLogXid1",
-        r"NVRM:.*(?:A GPU crash dump has been created|GSP Timeout|GSP-CrashCat Report|_kgspLogXid1(?:19|20)\b)",
+        rf"{HEAD}NVRM:.*(?:A GPU crash dump has been created|GSP Timeout|GSP-CrashCat Report|_kgspLogXid1(?:19|20)\b)",
         fatal=True,
     ),
     _rule(
         "gpu_lost",
         "NV_ERR_GPU_IS_LOST|tatus=0x0000000f",
-        r"NVRM:.*(?:\bNV_ERR_GPU_IS_LOST\b|[sS]tatus=0x0000000f\b)",
+        rf"{HEAD}NVRM:.*(?:\bNV_ERR_GPU_IS_LOST\b|[sS]tatus=0x0000000f\b)",
         fatal=True,
     ),
     _rule(
         "gpu_reset_required",
         "NV_ERR_|tatus=0x00000062|Reset required",
-        r"NVRM:.*(?:\bNV_ERR_(?:RESET_REQUIRED|FATAL_ERROR|ECC_ERROR|BROKEN_FB|THRESHOLD_CROSSED)\b"
+        rf"{HEAD}NVRM:.*(?:\bNV_ERR_(?:RESET_REQUIRED|FATAL_ERROR|ECC_ERROR|BROKEN_FB|THRESHOLD_CROSSED)\b"
         r"|[sS]tatus=0x00000062\b|Assertion failed: Reset required)",
         fatal=True,
     ),
     _rule(  # arch/nvalloc/unix of the same
         "gpu_init_failed",
         "nit_adapter failed|RmInitAdapter|NVIDIA devices were|NVIDIA probe routine|to your NVIDIA|power cables",
-        r"NVRM:.*(?:RmInitAdapter failed|rm_init_adapter failed|RmInitAdapter: Cannot initialize)"
-        r"|NVRM: (?:None of the NVIDIA devices were initialized|The NVIDIA probe routine failed)"
+        rf"{HEAD}NVRM:.*(?:RmInitAdapter failed|rm_init_adapter failed|RmInitAdapter: Cannot initialize)"
+        rf"|{HEAD}NVRM: (?:None of the NVIDIA devices were initialized|The NVIDIA probe routine failed)"
         r"|region assigned to your NVIDIA device is invalid"
-        r"|NVRM:.*does not have the necessary power cables connected",
+        rf"|{HEAD}NVRM:.*does not have the necessary power cables connected",
         fatal=True,
     ),
     _rule(  # kernel_nvlink.c and arch/hopper/kernel_nvlink_gh100.c of the same
         "nvlink_undetected",
         "RxDet",
-        r"NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)",
+        rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)",
         fatal=True,
     ),
-    _rule("peermem_error", "nvidia-peermem", r"nvidia-peermem \w{1,60}:\d+ ERROR "),  # peer_err of nvidia-peermem.c
+    # peer_err of nvidia-peermem.c
+    _rule("peermem_error", "nvidia-peermem", rf"{HEAD}nvidia-peermem \w{{1,60}}:\d+ ERROR "),
     _rule(  # show_signal_msg of arch/x86/mm/fault.c; do_error_trap of traps.c writes the second form
         "nccl_crash",
         "libnccl",

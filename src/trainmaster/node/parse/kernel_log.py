@@ -2,8 +2,8 @@
 
 A faulty GPU can write the same line a million times, so lines are counted, not kept: memory grows with the number of
 different events, time with the length of the log. Every timestamp form is read (`[ 123.4]`, ISO, `Mon DD HH:MM:SS`,
-`dmesg -T`, /dev/kmsg), PCI domains of 4 and 8 digits, with and without pid and name. The meaning of a code is in
-xid_catalog.py, the messages without a code in kernel_events.py.
+`dmesg -T`, /dev/kmsg), PCI domains of 4 and 8 digits, with and without pid and name. Only the kernel's own messages
+count (kernel_line.py). The meaning of a code is in xid_catalog.py, the messages without a code in kernel_events.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from trainmaster.node.parse import as_text, shorten
 from trainmaster.node.parse.kernel_events import WORDS, KernelEvent, read_address, read_events, read_recovery
+from trainmaster.node.parse.kernel_line import HEAD, is_boot, read_message, read_time
 
 NVLINK5 = range(144, 151)  # their text names unit, link and severity
 RECOVERY = 154  # its text holds the recovery action that the driver requests
@@ -116,23 +117,18 @@ _XID = re.compile(
     rf"NVRM:? Xid \({_PCI}(?: GPU-I:(?P<mig>\w{{1,8}}))?\): (?P<code>\d{{1,5}})(?![\d])(?:, ?(?P<text>.*))?"
 )
 _SXID = re.compile(rf"SXid \({_PCI}\): (?P<code>\d{{1,6}})(?![\d])(?:, ?(?P<text>.*))?")
-_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}:? .*fallen off the bus")
-_FALLEN = re.compile(r"fallen off")
-_ANNOUNCED = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}")
+_OWN = re.compile(rf"{HEAD}(?:NVRM\b|nvidia-nvswitch|nvswitch)")  # begins a message of NVIDIA's drivers
+_BUS = re.compile(rf"{HEAD}NVRM: (?:The NVIDIA )?GPU (?:at )?{_PCI}:? .*fallen off the bus")
+_FALLEN = re.compile(rf"{HEAD}(?:NVRM|nvidia)\b.*fallen off")
+_ANNOUNCED = re.compile(rf"{HEAD}NVRM: The NVIDIA GPU {_PCI}")
 _NEAR = 8  # lines within which the driver's sentence about a lost GPU ends; other messages may come between
 _UNKNOWN = "unknown"
-_LOADED = re.compile(r"NVRM: loading NVIDIA UNIX")
+_LOADED = re.compile(rf"{HEAD}NVRM: loading NVIDIA UNIX")
 _RESET = re.compile(rf"\b(?:nvidia|pci|vfio-pci) {_PCI}: (?:resetting|reset done)")
 _LOST = re.compile(
     r"messages dropped|[Mm]issed \d+ kernel messages|buffer overrun, some messages lost|printk: \d+ messages suppressed"
     # The commands that a network adapter refuses are no fault: DGX B200 has functions that refuse some all the time.
     r"|(?:NVRM|nvidia|nvswitch|mlx[45](?!_cmd_out_err)).*\d+ (?:callbacks|messages) suppressed"
-)
-# The kernel's first line. Its own clock has not started by then: a later line with these words is another program's.
-_BOOT = re.compile(
-    r"(?:<\d{1,3}>)?(?:\[\s*0\.\d+\](?:\[\s*[TC]\d+\])? (?:\S+ kernel: )?|\[[A-Z][^\]]{20,30}\] "
-    r"|\d{1,6},\d{1,18},\d{1,6},[^;]{1,40};"
-    r"|(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\d\S{1,30}) \S+ kernel: (?:\[\s*0\.\d+\] )?)?Linux version \d"
 )
 _PROCESS = re.compile(r"pid='?(?P<pid>\d{1,10}|<unknown>)'?(?:, name=(?P<name>[^,]{1,64}))?(?:, |$)")
 _NVLINK = re.compile(
@@ -150,15 +146,6 @@ _KILL = re.compile(
 )
 _INVOKED = re.compile(r"invoked oom-killer:")
 _TASK = re.compile(r"oom-kill:constraint=CONSTRAINT_(?P<how>\w+),.{0,2000}?task=(?P<name>[^,]{1,64}),pid=\d")
-_STAMPS = re.compile(
-    r"\s*(?:<\d{1,3}>)?(?:"
-    r"\[\s*(?P<up>\d{1,12}\.\d{1,9})\](?:\[\s*[TC]\d{1,10}\])?"  # thread or CPU, with CONFIG_PRINTK_CALLER
-    r"|\[(?P<human>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4})\]"
-    r"|(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)"
-    r"|(?P<old>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d)"
-    r"|\d{1,6},\d{1,18},(?P<kmsg>\d{1,18}),[^;]{1,40};"
-    r")"
-)
 _LONGEST = 4096  # characters of a line that are looked at
 _MOST = 10_000  # different events that are kept
 
@@ -179,21 +166,6 @@ def parse_lines(lines: Iterable[str]) -> KernelLog:
         if _WORTH.search(line):
             reader.read(line[:_LONGEST].rstrip())
     return reader.end()
-
-
-def is_boot(line: str) -> bool:
-    """Whether a line is the first one that a kernel writes."""
-    return _BOOT.match(line) is not None
-
-
-def read_time(line: str) -> str | None:
-    """The timestamp of a line, as written; seconds since boot for the forms that count from there."""
-    match = _STAMPS.match(line)
-    if match is None:
-        return None
-    if match["kmsg"]:
-        return f"{int(match['kmsg']) / 1e6:.6f}"
-    return match["up"] or match["human"] or match["iso"] or match["old"]
 
 
 @dataclass(slots=True)
@@ -229,32 +201,36 @@ class _Reader:
     lost: int = 0
 
     def read(self, line: str) -> None:
-        at = line.find("Xid (") - 6  # where "NVRM: " or "S" before it begins
-        repeat = self.repeats.get(line[at:]) if at >= 0 and _WORTH.search(line, 0, at) is None else None
+        message = read_message(line)
+        if message is None:
+            return
+        repeat = self.repeats.get(message)
         if repeat is not None:
             repeat.count, repeat.last, repeat.line = repeat.count + 1, line, self.lines
             return
         # More than one event can share a line that lost its end; none of them may be lost with it.
-        xids = [self._xid(match, line) for match in _XID.finditer(line)]
-        xids += [self._sxid(match, line) for match in _SXID.finditer(line)]
-        if not xids and _NEARLY.search(line):
+        own = _OWN.search(message)
+        place = own.start() if own else len(message)
+        xids = [self._xid(match, line) for match in _XID.finditer(message, place)]
+        xids += [self._sxid(match, line) for match in _SXID.finditer(message, place)]
+        if not xids and _NEARLY.search(message):
             self.unread += 1
             self.unread_first = self.unread_first or shorten(line)
         if not xids:
-            self._fallen(line)
-            for event in read_events(line, self.lines):
+            self._fallen(message, line)
+            for event in read_events(message, self.lines):
                 self._count(self.events, (event.kind, event.device, event.fatal), event, line)
-        self._oom(line)
-        self._state(line)
-        if len(xids) == 1 and xids[0] is not None and at >= 0 and len(self.repeats) < _MOST:
-            self.repeats[line[at:]] = xids[0]
+        self._oom(message, line)
+        self._state(message, line)
+        if len(xids) == 1 and xids[0] is not None and place == 0 and len(self.repeats) < _MOST:
+            self.repeats[message] = xids[0]
 
-    def _fallen(self, line: str) -> None:
+    def _fallen(self, message: str, line: str) -> None:
         """A GPU that fell off the bus. The driver's sentence has three lines and names the GPU in the first."""
-        bus = _BUS.search(line)
-        if bus is None and (announced := _ANNOUNCED.search(line)) is not None:
+        bus = _BUS.search(message)
+        if bus is None and (announced := _ANNOUNCED.search(message)) is not None:
             self.announced.append((_device(announced), self.lines))
-        if bus is None and not _FALLEN.search(line):
+        if bus is None and not _FALLEN.search(message):
             return
         self.announced = [announcement for announcement in self.announced if self.lines - announcement[1] <= _NEAR]
         if bus is not None:
@@ -262,19 +238,19 @@ class _Reader:
         elif self.announced:
             device = self.announced.pop(0)[0]
         else:
-            device = (read_address(line) or _UNKNOWN).partition(".")[0]
+            device = (read_address(message) or _UNKNOWN).partition(".")[0]
         xid = Xid(device=device, code=79, count=1, first=None, last=None, text=shorten(line), implied=True)
         self._count(self.fallen, device, xid, line)
 
-    def _state(self, line: str) -> None:
+    def _state(self, message: str, line: str) -> None:
         """Boot, resets and lost messages, which decide what the rest of the log proves."""
         self.from_boot |= is_boot(line)
-        if (recovery := read_recovery(line)) is not None:
+        if (recovery := read_recovery(message)) is not None:
             self.recovered[recovery] = self.lines
-        self.lost += bool(_LOST.search(line))
-        if (reset := _RESET.search(line)) is not None:
+        self.lost += bool(_LOST.search(message))
+        if (reset := _RESET.search(message)) is not None:
             self._reset(_device(reset), line)
-        elif _LOADED.search(line):
+        elif _LOADED.search(message):
             self._reset(None, line)
 
     def _reset(self, device: str | None, line: str) -> None:
@@ -335,9 +311,9 @@ class _Reader:
         )
         return self._count(self.sxids, (device, code, fatal, number), sxid, line)
 
-    def _oom(self, line: str) -> None:
-        self.invoked += bool(_INVOKED.search(line))
-        kill, task = _KILL.search(line), _TASK.search(line)
+    def _oom(self, message: str, line: str) -> None:
+        self.invoked += bool(_INVOKED.search(message))
+        kill, task = _KILL.search(message), _TASK.search(message)
         for match, where in ((kill, self.kills), (task, self.tasks)):
             if match is not None:
                 cgroup = bool(match["cgroup"]) if where is self.kills else match["how"] == "MEMCG"

@@ -51,6 +51,12 @@ def test_a_fault_is_found_and_named(node: Machine, fault: Fault) -> None:
         assert others <= {"pass", "skip", "warn"}  # warn: of the node, where its GPUs differ
 
 
+def test_a_power_cap_at_the_full_limit_is_normal_operation(node: Machine) -> None:
+    node.edit(None, {"clocks_event_reasons/clocks_event_reason_sw_power_cap": "Active",
+                     "gpu_power_readings/instant_power_draw": "694.00 W"})  # fmt: skip
+    assert set(node.verdicts("gpu_throttle").values()) == {"pass"}
+
+
 def test_a_flood_of_one_error_is_one_finding(node: Machine) -> None:
     kernel("NVRM: Xid (PCI:0000:13:00): 95, pid=77, name=python, Uncontained ECC error", times=20_000)(node)
     (found,) = [finding for finding in node.judge("xid") if finding.device == "gpu3"]

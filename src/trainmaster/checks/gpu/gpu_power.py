@@ -17,6 +17,8 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # Schema v11 calls the part power_readings; the draw is an average or a moment from v12 on.
 LIMIT = ("gpu_power_readings/current_power_limit", "gpu_power_readings/power_limit", "power_readings/power_limit")
 DEFAULT = ("gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
+# Of the module, which has CPU and GPU (Grace Blackwell): a lowered one takes power from the GPU.
+MODULE_LIMIT, MODULE_DEFAULT = (f"module_power_readings/{name}_power_limit" for name in ("current", "default"))
 DRAW = (
     "gpu_power_readings/instant_power_draw",
     "gpu_power_readings/average_power_draw",
@@ -50,4 +52,10 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
         return warn(
             f"its power limit was lowered to {limit:g} W from {usual:g} W", action=action, device=device, **values
         )
+    if gpu.reports(MODULE_LIMIT):
+        module = gpu.number(" W", MODULE_LIMIT)
+        full = gpu.number(" W", MODULE_DEFAULT) if gpu.reports(MODULE_DEFAULT) else module
+        if module < full:
+            reason = f"the power limit of its module was lowered to {module:g} W from {full:g} W"
+            return warn(reason, action=f"raise it again: nvidia-smi -pl {full:g} -sc 1", device=device, **values)
     return ok(f"{draw:g} W of {limit:g} W", device=device, **values)

@@ -12,7 +12,7 @@ export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
 	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills owner-kills outages \
-	ssh-64 soak-ssh contract-k8s contract-containers testbed-k8s
+	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
@@ -97,6 +97,10 @@ contract-k8s: $(VENV)/.dev system-packages testbed-k8s ## the target contract in
 
 contract-containers: $(VENV)/.dev system-packages testbed-k8s ## every check in real containers with five kinds of rights, jobs in pods of kubelets, ten sick recordings; needs root
 	TRAINMASTER_CONTAINERS_WHOLE=1 $(BIN)/pytest tests/checks/gpu/test_gpu_containers.py tests/checks/gpu/test_gpu_pods.py
+
+images: $(VENV)/.dev system-packages ## build the images of acceptance and SageMaker over Debian and torch, and run them on ten sick recordings; needs root and 8 GB
+	PYTHON=$(BIN)/python sh tools/build-base-image.sh
+	TRAINMASTER_IMAGES=1 $(BIN)/pytest tests/checks/gpu/test_gpu_images.py
 
 testbed-k8s: ## build the Kubernetes programs that the tests use, once: minutes, and 350 MB in ~/.cache/trainmaster
 	@sh tools/build-kubernetes.sh

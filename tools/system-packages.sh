@@ -11,6 +11,7 @@ ssh-keygen                                                      openssh-client
 rsync                                                           rsync
 podman                                                          podman
 runc                                                            runc
+debootstrap                                                     debootstrap
 docker-registry                                                 docker-registry
 htpasswd                                                        apache2-utils
 busybox                                                         busybox-static

@@ -104,6 +104,23 @@ def damage_text(text: str, *, lines: int = 5) -> Iterator[tuple[str, str]]:
         yield f"line {number} N/A", "\n".join(damaged)
 
 
+def garble(answer: Any) -> Iterator[tuple[str, Any]]:
+    """The answer with words that nobody writes there, whole or in place of each of its own."""
+    text = answer.stdout if isinstance(answer, CommandResult) else answer
+    if not isinstance(text, str):
+        return
+    junk = {
+        "junk": "g@rb@ge %% zz\n",
+        "junk lines": "zq=~ !!\n## zz\n}{ 0x\n",
+        "words": re.sub(r"[0-9A-Za-z]+", "zq", text),
+    }
+    if re.fullmatch(r"\d+\s*", text):
+        junk |= {"below zero": "-7\n", "endless": "9" * 25 + "\n", "no ASCII": "\u0663\n", "underscore": "1_0\n"}
+    for how, garbage in junk.items():
+        if garbage != text:
+            yield how, replace(answer, stdout=garbage) if isinstance(answer, CommandResult) else garbage
+
+
 def refusals() -> Iterator[tuple[str, HostError]]:
     """Ways in which the kernel, or a capture, refuses one file."""
     for code in (errno.EIO, errno.EINVAL, errno.EACCES, errno.EOPNOTSUPP):

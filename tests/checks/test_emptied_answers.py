@@ -5,6 +5,7 @@ Each test records its number of mutations; the end of the run prints their sum (
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 from collections import Counter
@@ -18,7 +19,7 @@ import gpu_faults
 import nodes
 import pytest
 import system_faults
-from damaged import DamagedHost, damages, judge, masked, opened, refusals
+from damaged import DamagedHost, Question, damages, garble, judge, masked, opened, refusals, worst
 from fail_open_cases import CASES as FIRST
 from fail_open_cases import Case
 from fail_open_hidden import CASES as HIDDEN
@@ -26,8 +27,11 @@ from nodes import HEALTHY
 
 from machines import H200, Machine
 from trainmaster import checks
+from trainmaster.checks.fabric import _rdma_devices, _roles
 from trainmaster.checks.profiles import resolve
+from trainmaster.core.errors import FileUnreadable
 from trainmaster.core.expect import Expect
+from trainmaster.core.results import Verdict
 from trainmaster.node.host import Host, Snapshot
 from trainmaster.node.recorded import RecordedHost
 
@@ -92,6 +96,75 @@ def test_faults_of_the_system(machine: Machine, fault: Any, record_property: Rec
     fault.node(machine)
     fault.break_it(machine)
     count(Snapshot(machine.host), [fault.check], Expect(**fault.expect), record_property, least=0)
+
+
+# A name may be any word, and the link layer of EFA is shown and not judged.
+ANY_WORD = re.compile(r"/(?:board_id|scaling_driver)$|'stat', '-f'")
+SHOWN = re.compile(r"/rdmap\w+/ports/1/link_layer$")
+
+
+def find_garbage_taken(host: Host) -> tuple[list[str], int]:
+    """Answers that are garbage and pass, or fail a check where a refused file does not; and how many were tried."""
+    asked: dict[Question, tuple[Any, list[str]]] = {}
+    for name in (name for name in checks.names() if checks.load(name).LEVEL == 1):
+        whole = DamagedHost(host)
+        judge(name, whole, Expect())
+        for question, answer in whole.asked.items():
+            asked.setdefault(question, (answer, []))[1].append(name)
+    idle = find_idle(host)
+    last = {  # of many alike
+        re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "#", str(question)): question
+        for question in asked
+        if not any(f"/{name}/" in str(question[1]) for name in idle)
+    }
+    found, tried = [], 0
+    for question in last.values():
+        answer, readers = asked[question]
+        where = str(question[1])
+        if where.endswith(SETTINGS) or SHOWN.search(where):
+            continue
+        refusal = FileUnreadable("permission denied", code=errno.EACCES)
+        refused = {name: worst(judge(name, DamagedHost(host, {question: refusal}), Expect())) for name in readers}
+        for how, garbage in garble(answer):
+            if how == "words" and ANY_WORD.search(where):
+                continue
+            tried += 1
+            after = {name: worst(judge(name, DamagedHost(host, {question: garbage}), Expect())) for name in readers}
+            wrong = [name for name in readers if after[name] is Verdict.FAIL and refused[name] is not Verdict.FAIL]
+            found += [f"{name}: {where}: {how}: fail" for name in wrong]
+            # Where a run over the machine notices a refused file, it notices garbage.
+            if Verdict.ERROR in refused.values() and not {Verdict.ERROR, Verdict.WARN, Verdict.FAIL} & {
+                *after.values()
+            }:
+                found.append(f"{', '.join(readers)}: {where}: {how}: {refused} became {after}")
+    return found, tried
+
+
+def find_idle(host: Host) -> set[str]:
+    """Adapters whose numbers are not judged: those that manage NVSwitches, and those without a link."""
+    devices = _rdma_devices.read(host)
+    dark = {device.name for device in devices if not all(port.up for port in device.ports)}
+    names = {*_roles.find_bridges(host, devices), *dark}
+    return names | {str(device.address) for device in devices if device.name in names}
+
+
+GARBLED: dict[str, Callable[[Machine], None]] = {
+    "recorded": lambda machine: None,
+    "eight GPUs": gpu_faults.make,
+    **HEALTHY,
+    **{f"fabric: {name}": lambda machine, kind=kind: fabric_nodes.compose(machine, kind)  # type: ignore[misc]
+       for name, kind in fabric_nodes.HEALTHY.items()},
+    "EFA": nodes.efa,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GARBLED)
+def test_garbage_is_no_answer(machine: Machine, name: str, record_property: Record) -> None:
+    GARBLED[name](machine)
+    found, tried = find_garbage_taken(Snapshot(machine.host))
+    record_property("mutations", tried)
+    assert found == []
+    assert tried > 50
 
 
 @dataclass(frozen=True, kw_only=True)

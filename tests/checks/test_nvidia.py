@@ -215,3 +215,15 @@ def test_an_accelerator_in_dev_alone_is_named(machine: Machine) -> None:
     (finding,) = machine.judge("gpu_count")
     assert finding.verdict == "error"
     assert "16 AWS Trainium" in finding.reason
+
+
+def test_accelerators_of_another_maker_beside_gpus_are_named(machine: Machine) -> None:
+    machine.gpus(2)
+    for number, kind in enumerate(("0x120000", "0x038000", "0x030000")):  # the last is the screen of a processor
+        address = f"0000:c{number}:00.0"
+        machine.answer("list", nvidia.PCI, [*machine.host.list(nvidia.PCI), address])
+        machine.file(f"{nvidia.PCI}/{address}/vendor", "0x1002\n")
+        machine.file(f"{nvidia.PCI}/{address}/class", f"{kind}\n")
+    for stated, verdict in ((None, "error"), (2, "warn")):
+        (named,) = [one for one in machine.judge("gpu_count", gpus=stated) if "no check supports" in one.reason]
+        assert (named.verdict, "2 AMD" in named.reason) == (verdict, True)

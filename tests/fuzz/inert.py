@@ -18,7 +18,7 @@ PROBES = ("burn", "corruption", "cuda_init", "gemm", "hbm", "memory_pattern", "m
 _SMI = (
     r"(default_)?applications_clocks/mem_clock|accounting_mode.*|(max_)?clocks/(?!sm_clock).*|max_customer_boost_clocks/.*",
     r"bar1_memory_usage/.*|cc_protected_memory_usage/.*|fb_memory_usage/(reserved|free)",
-    r"(encoder|fbc)_stats/.*|utilization/(memory|encoder|decoder|jpeg|ofa)_util|display_\w+|c2c_mode|voltage/.*",
+    r"(encoder|fbc)_stats/.*|utilization/(memory|encoder|decoder|jpeg|ofa)_util|display_\w+|voltage/.*",
     r"gpu_memory_power_readings/.*|sparse_operation_mode|pci/pci_gpu_link_info/pcie_gen/\w*(device|host)_\w+",
     r"pci/(pci_(bus|bus_id|device|domain|sub_system_id|base_class|sub_class|device_id)|[rt]x_util)",
     r"serial|pdi|board_id|board_part_number|gpu_part_number|gpu_fru_part_number|gsp_firmware_version|platformInfo/.*",
@@ -27,9 +27,10 @@ _SMI = (
     # Limits that only drivers without T.Limit are judged by, and the place of errors that are counted elsewhere.
     r"temperature/gpu_temp_(max_(?!mem_threshold)\w+|slow_tlimit_threshold)|ecc_errors/aggregate_uncorrectable_sram_sources/.*",
     r"remapped_rows/remapped_row_(corr|unc)_inactive|remapped_rows/row_remapper_histogram/row_remapper_histogram_(max|high|partial)",
-    r"clocks_event_reasons/clocks_event_reason_(gpu_idle|sync_boost|sw_power_cap|(applications|display)_clocks_setting)",
+    r"clocks_event_reasons/clocks_event_reason_(gpu_idle|sync_boost|(applications|display)_clocks_setting)",
     r"clocks_event_reasons_counters/clocks_event_reasons_counters_(sync_boost|sw_power_cap)",
 )
+_C2C = "c2c_mode"  # of a superchip gpu_pcie judges it; others have none
 _LEAF = re.compile(r"\.smi\.gpus\[\d+\]\.leaves\[(?P<leaf>.*)\]")
 _INERT_LEAF = re.compile("|".join(f"(?:{part})" for part in _SMI))
 _RUN = r"\.answer\.stdout\[report\]"
@@ -62,9 +63,11 @@ _SHOWN = (
 )
 
 
-def is_inert(check: str, path: str) -> bool:
+def is_inert(check: str, path: str, *, superchip: bool) -> bool:
     """Whether the loss of a field changes nothing that any check judges."""
     leaf = _LEAF.search(path)
+    if leaf is not None and leaf["leaf"] == _C2C:
+        return not superchip
     if leaf is not None:
         return _INERT_LEAF.fullmatch(leaf["leaf"]) is not None
     return any(check == name and re.fullmatch(pattern, path) for name, pattern in _FIELDS)

@@ -84,11 +84,12 @@ def classify(scene: Scene, question: Question, changed: Any, before: Reading, af
         return "unread", None
     if not same:
         return "opened", f"judged PASS with other values: {after.findings[0].reason}"
-    if all(is_inert(scene.check, path) for path in lost):
+    superchip = scene.node.superchip
+    if all(is_inert(scene.check, path, superchip=superchip) for path in lost):
         return "inert", None
     if find_refusal(scene.node, question, changed) is not None:
         return "elsewhere", None
-    telling = [path for path in lost if not is_inert(scene.check, path)]
+    telling = [path for path in lost if not is_inert(scene.check, path, superchip=superchip)]
     return "opened", f"judged PASS by every check that reads it, without {', '.join(telling[:3])}"
 
 

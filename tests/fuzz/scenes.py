@@ -12,6 +12,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "checks")]
 
 import gpu_faults  # noqa: E402
+import gpu_nodes  # noqa: E402
 import nodes  # noqa: E402
 import system_faults  # noqa: E402
 from damaged import DamagedHost, Question  # noqa: E402
@@ -25,6 +26,7 @@ from trainmaster.node.host import CommandResult, Host, Snapshot  # noqa: E402
 
 # Settings of the user: without one the machine is another, healthy machine.
 _SETTINGS = ("nccl.conf", "xid.toml", "/sys/module", "LD_LIBRARY")
+SUPERCHIP = "4 GB200"
 _load = functools.cache(checks.load)  # the registry reads its folders each time
 
 
@@ -44,6 +46,7 @@ class Node:
     name: str
     host: Host
     expect: Expect
+    superchip: bool = False  # its GPUs are joined to a Grace CPU by NVLink-C2C
     readings: dict[str, Reading] = field(default_factory=dict)
 
     def reading(self, check: str) -> Reading:
@@ -79,7 +82,7 @@ def scenes(folder: Path, *, faults: int | None = None) -> list[Scene]:
     def add(name: str, make: Callable[[Machine], None], names: Sequence[str], expect: Expect) -> None:
         machine = Machine(folder / name, of=H200)
         make(machine)
-        node = Node(name=name, host=Snapshot(machine.host), expect=expect)
+        node = Node(name=name, host=Snapshot(machine.host), expect=expect, superchip=name == SUPERCHIP)
         for check in names:
             asked = node.reading(check).asked
             answers = [(q, a) for q, a in asked.items() if _is_text(a) and not _is_setting(q)]
@@ -88,6 +91,7 @@ def scenes(folder: Path, *, faults: int | None = None) -> list[Scene]:
 
     add("recorded H200", lambda machine: None, checks.names(), Expect())
     add("2 H200", lambda machine: gpu_faults.make(machine, 2), gpu_faults.CHECKS, Expect())
+    add(SUPERCHIP, lambda machine: gpu_nodes.shape(machine, gpu_nodes.NODES[SUPERCHIP]), gpu_faults.CHECKS, Expect())
     for name, compose in nodes.HEALTHY.items():
         add(name, compose, system_faults.MINE, Expect())
     for fault in system_faults.FAULTS[:faults]:

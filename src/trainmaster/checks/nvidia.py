@@ -47,6 +47,7 @@ CHECK_TIMEOUT_S = 120.0  # of a check that runs nvidia-smi
 MIG = "mig_mode/current_mig"
 # A GPU that fell off the bus: NVIDIA's XID catalog asks to restart the machine first (79, RESTART_BM).
 POWER_CYCLE = "power-cycle the node; if it returns, replace the GPU"
+_NEWEST = 100_000
 RETIRES_PAGES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # later ones remap rows (NVIDIA, Row Remapper)
 # Boards for desktops: without ECC and row remapping, or sold with ECC off (nvidia-smi's product_brand).
 DESKTOP = re.compile(r"\b(GeForce|Titan|Quadro|NVS|RTX)\b", re.IGNORECASE)
@@ -163,14 +164,17 @@ def _refuse_empty(gpus: Gpus, implied: list[str]) -> Finding:
         reason = f"there is no NVIDIA GPU, but {', '.join(implied)} is expected: {gpus.proof}"
         return fail(reason, action="use a GPU node, or give the container its GPUs")
     if gpus.foreign:
-        counts = Counter(gpus.foreign)
-        named = ", ".join(f"{count} {name}" for name, count in counts.items())
-        reason = f"this machine has accelerators that are not supported: {named}"
+        reason = f"this machine has accelerators that are not supported: {name_foreign(gpus)}"
         return error(reason, action="check them with the vendor's tools, or state gpus=0")
     if gpus.control or gpus.smi is not None:
         reason = "the NVIDIA driver is loaded and finds no GPU"
         return error(reason, action="see the kernel log for a GPU that fell off the bus; state gpus=0 if none is meant")
     return skip("no NVIDIA GPU on this machine and none expected", proof=gpus.proof)
+
+
+def name_foreign(gpus: Gpus) -> str:
+    """Number and makers of the accelerators that no check supports."""
+    return ", ".join(f"{count} {name}" for name, count in Counter(gpus.foreign).items())
 
 
 def same_model(gpus: Gpus, gpu: Gpu) -> list[Gpu]:
@@ -188,6 +192,12 @@ def most_report(gpus: Gpus, gpu: Gpu, *paths: str) -> bool:
     """Whether more than half of the node's GPUs of this model report it."""
     equal = [gpu, *same_model(gpus, gpu)]
     return sum(other.reports(*paths) for other in equal) * 2 > len(equal)
+
+
+def driver_major(gpus: Gpus) -> int:
+    """Major version of the driver; a high one where it is no number, so that no rule excuses anything."""
+    first = (gpus.smi.driver or "" if gpus.smi else "").partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() else _NEWEST
 
 
 def generation(gpu: Gpu) -> str | None:
@@ -302,10 +312,16 @@ def _on_bus(host: Host) -> _Bus:
     ours = [address for address in kinds if vendors[address] == NVIDIA]
     foreign = [FOREIGN[vendors[address]] for address in kinds if vendors[address] != NVIDIA]
     places = [kind for address, kind in kinds.items() if vendors[address] != NVIDIA]
+    # The screen of a machine whose work is done by NVIDIA GPUs is often that of an AMD processor.
+    screen = "0x0300" if any(kinds[address].startswith("0x03") for address in ours) else None
     return _Bus(
         gpus=tuple(address for address in ours if kinds[address].startswith("0x03")),
         switches=tuple(address for address in ours if kinds[address].startswith("0x0680")),
-        foreign=tuple(name for (name, classes), kind in zip(foreign, places, strict=True) if kind.startswith(classes)),
+        foreign=tuple(
+            name
+            for (name, classes), kind in zip(foreign, places, strict=True)
+            if kind.startswith(classes) and not (screen and kind.startswith(screen))
+        ),
         proof=f"PCI bus: {len(ours)} of {len(addresses)} devices are NVIDIA's (10de)",
     )
 

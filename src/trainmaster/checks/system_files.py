@@ -10,6 +10,10 @@ from trainmaster.node.host import CommandResult, Host
 
 PCI = "/sys/bus/pci/devices"
 RDMA = "/sys/class/infiniband"
+# Interface, destination, and where the row goes on: gateway, flags, three numbers, mask. A lost cell shifts the others.
+_ROUTE = re.compile(
+    r"\S+\s+[0-9A-F]{8}(?:\s+[0-9A-F]{8}\s+[0-9A-F]{4}\s+-?\d+\s+-?\d+\s+-?\d+\s+[0-9A-F]{8}(?:\s.*)?)?\s*$", re.ASCII
+)
 NVIDIA, MELLANOX, AMAZON = "0x10de", "0x15b3", "0x1d0f"
 
 
@@ -46,10 +50,10 @@ def advise(code: int | None, path: str = "what is named here") -> str:
 def read_number(host: Host, path: str, *, base: int = 10) -> int:
     """Integer in a file, as most of /sys have it."""
     text = host.read(path).strip()
-    try:
-        return int(text, base)
-    except ValueError:
-        raise HostError(f"{path} holds no number: {text[:40]!r}") from None
+    # int() alone takes digits of every script, underscores and blanks.
+    if not re.fullmatch(r"-?(?:0x)?[0-9a-fA-F]{1,20}" if base == 16 else r"-?\d{1,20}", text, re.ASCII):
+        raise HostError(f"{path} holds no number: {text[:40]!r}")
+    return int(text, base)
 
 
 def run_dmesg(host: Host) -> CommandResult:
@@ -63,6 +67,17 @@ def run_dmesg(host: Host) -> CommandResult:
         return host.run("dmesg")
     unknown = result.exit_code and re.search(r"(?:invalid|unrecognized|unknown) option", result.stderr + result.stdout)
     return host.run("dmesg") if unknown else result
+
+
+def read_routes(host: Host) -> list[str]:
+    """Rows of /proc/net/route; none where the kernel has no IPv4."""
+    text = read_optional(host, "/proc/net/route")
+    if text is None:
+        return []
+    head, *rows = text.splitlines() or [""]
+    if not text.endswith("\n") or not head.startswith("Iface") or any(not _ROUTE.match(row) for row in rows):
+        raise HostError("/proc/net/route cannot be read whole")
+    return rows
 
 
 def has_gpus(host: Host) -> bool:
@@ -135,5 +150,8 @@ def parse_numbers(text: str) -> set[int]:
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", piece, flags=re.ASCII)
         if not match:
             raise HostError(f"{text.strip()[:80]!r} is not a list of numbers")
-        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise HostError(f"{text.strip()[:80]!r} is not a list of numbers")
+        numbers.update(range(first, last + 1))
     return numbers

@@ -14,6 +14,7 @@ from pathlib import PurePosixPath
 from trainmaster.core.errors import FileMissing, HostError
 from trainmaster.node.host import Host
 
+_LEAST = 1 << 20  # bytes; ours: an interpreter takes several times as much
 _UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest number of pages
 
 
@@ -31,6 +32,8 @@ def read_cpu_quota(host: Host) -> float | None:
                 quotas.append(int(words[0]) / int(words[1]))
         else:
             quota, period = _number(host, f"{folder}/cpu.cfs_quota_us"), _number(host, f"{folder}/cpu.cfs_period_us")
+            if quota is not None and quota != -1 and (quota <= 0 or not period or period <= 0):
+                raise HostError(f"{folder} has a quota of {quota} in {period} us")
             if quota is not None and quota > 0 and period:
                 quotas.append(quota / period)
     return min(quotas, default=None)
@@ -44,6 +47,8 @@ def read_memory(host: Host) -> tuple[int, int] | None:
         limit = _number(host, f"{folder}/{names[0]}")
         if limit is None or limit >= _UNLIMITED:
             continue
+        if limit < _LEAST:
+            raise HostError(f"{folder}/{names[0]} holds {limit}, with which no process could run")
         used = _number(host, f"{folder}/{names[1]}")
         if used is None or used < 0:  # a group with a limit counts what it uses
             raise HostError(f"{folder} has a memory limit and no usage")
@@ -59,7 +64,10 @@ def read_pids(host: Host) -> tuple[int, int] | None:
     for _, folder in _folders(host, "pids"):
         limit = _number(host, f"{folder}/pids.max")
         if limit is not None:
-            limits.append((limit, max(0, limit - (_number(host, f"{folder}/pids.current") or 0))))
+            used = _number(host, f"{folder}/pids.current") or 0
+            if limit < 1 or used < 0:
+                raise HostError(f"{folder} allows {limit} processes and counts {used}")
+            limits.append((limit, max(0, limit - used)))
     return min(limits, key=lambda pair: pair[1], default=None)
 
 

@@ -294,6 +294,8 @@ def _numbers(text: str) -> set[int]:
     numbers: set[int] = set()
     for piece in text.strip().split(","):
         first, _, last = piece.partition("-")
+        if int(last or first) < int(first):
+            raise HostError(f"{text.strip()[:80]!r} is not a list of CPUs")
         numbers.update(range(int(first), int(last or first) + 1))
     return numbers
 

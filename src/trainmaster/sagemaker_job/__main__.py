@@ -56,7 +56,9 @@ def main(words: list[str] | None = None) -> int:
     store = open_store(address(options.to))
     # With the job's name: what an earlier job left in this folder must not be taken for a result of this one.
     folder = Path(options.work) / job_name() / job.here
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder, "--work")
+    if job.first:
+        _make(Path(options.out), "--out")  # found out now, not after an hour of measuring
     if job.first_on_node:
         forget(job.here, folder, store)
     host = Host()
@@ -84,6 +86,13 @@ def main(words: list[str] | None = None) -> int:
     for url in upload_bundle(bundle, address(options.to)):
         log(f"wrote {url}")
     return exit_code(health.overall)
+
+
+def _make(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {folder}: cannot be made ({error.strerror}); name a folder that can") from None
 
 
 def wait_for(path: Path, seconds: float) -> bool:

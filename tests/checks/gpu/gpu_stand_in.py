@@ -33,12 +33,12 @@ def recorded(folder: Path, damage: Callable[[Machine], None] | None = None) -> M
     return machine
 
 
-def write(machine: Machine, folder: Path) -> Path:
-    """`bin/` with programs that print the machine's answers, and `pci/` with its bus."""
+def write(machine: Machine, folder: Path, *, python: str = os.path.realpath(sys.executable)) -> Path:
+    """`bin/` with programs that print the machine's answers, and `pci/` with its bus. `python` is the container's."""
     (folder / "bin").mkdir(parents=True)
     _write_program(folder, "nvidia-smi", machine, _ASKED, otherwise="echo unknown >&2; exit 6")
     # torch in the container has no CUDA; the recorded node's has. Anything else goes to the real interpreter.
-    _write_program(folder, "python3", machine, (_TORCH,), otherwise=f'exec {os.path.realpath(sys.executable)} "$@"')
+    _write_program(folder, "python3", machine, (_TORCH,), otherwise=f'exec {python} "$@"')
     for address in machine.host.list(PCI):
         (folder / "pci" / address).mkdir(parents=True)
         for name in ("vendor", "class", "device", "numa_node"):

@@ -95,7 +95,7 @@ def test_a_healthy_node_of_every_model_in_the_table_raises_no_alarm(machine: Mac
 
 @pytest.mark.parametrize(
     ("gpu", "word", "failing"),
-    [(2, "Disabled", {"gpu2"}), (None, "Disabled", {f"gpu{n}" for n in range(4)}), (None, "N/A", set())],
+    [(2, "Disabled", {"gpu2"}), (None, "Disabled", {f"gpu{n}" for n in range(4)})],
 )
 def test_c2c_that_is_off_fails_on_a_superchip(machine: Machine, gpu: int | None, word: str, failing: set[str]) -> None:
     shape(machine, NODES["4 GB200"])
@@ -104,10 +104,13 @@ def test_c2c_that_is_off_fails_on_a_superchip(machine: Machine, gpu: int | None,
     assert {str(device) for device, verdict in found.items() if verdict == "fail"} == failing
 
 
-def test_an_unknown_word_about_c2c_is_an_error(machine: Machine) -> None:
+@pytest.mark.parametrize("word", ["Active", "N/A", "ERR!", None])
+def test_c2c_that_a_superchip_does_not_report_is_an_error(machine: Machine, word: str | None) -> None:
     shape(machine, NODES["4 GB200"])
-    machine.edit(1, {"c2c_mode": "Active"})
-    assert machine.verdicts("gpu_pcie")["gpu1"] == "error"
+    machine.edit(None, {"c2c_mode": word})
+    assert set(machine.verdicts("gpu_pcie").values()) == {"error"}
+    machine.replace("nvidia-smi -q -x", NODES["4 GB200"].driver, "535.183.01")  # which reports it of no GPU
+    assert (machine.verdicts("gpu_pcie")["gpu1"] == "error") is (word in ("Active", "ERR!"))
 
 
 def test_boards_that_save_power_are_not_compared(machine: Machine) -> None:

@@ -137,3 +137,22 @@ def test_the_use_of_the_cpus_is_told_and_no_answer_is_made_up(machine: Machine) 
 def test_the_use_of_this_machine_is_a_share() -> None:
     usage = cpu_load.read(Host()).usage_percent
     assert usage is not None and 0.0 <= usage <= 100.0
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "text"),
+    [
+        ("ram", "/sys/fs/cgroup/user.slice/memory.max", "-5\n"),
+        ("ram", "/sys/fs/cgroup/user.slice/memory.max", "7\n"),
+        ("processes", "/sys/fs/cgroup/user.slice/user-1000.slice/pids.max", "-1\n"),
+        ("cpu", "/sys/devices/system/cpu/online", "7-3\n"),
+        ("numa", "/sys/bus/pci/devices/0000:00:06.0/numa_node", "99\n"),
+        ("huge_pages", "/sys/kernel/mm/transparent_hugepage/enabled", "[sometimes]\n"),
+    ],
+)
+def test_a_number_that_cannot_be_is_no_answer(machine: Machine, check: str, path: str, text: str) -> None:
+    bare_metal(machine)
+    assert "error" not in machine.verdicts(check).values()
+    machine.file(path, text)
+    (result,) = checks.run(machine.host, Expect(), level=1, only=[check])
+    assert [str(finding.verdict) for finding in result.findings] == ["error"]

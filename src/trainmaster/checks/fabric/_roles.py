@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from trainmaster.checks import system_files
 from trainmaster.checks.fabric import _adapters
 from trainmaster.checks.fabric._rdma_devices import Device, Port
-from trainmaster.core.errors import FileUnreadable, HostError
+from trainmaster.core.errors import FileUnreadable, HostError, NotCaptured
 from trainmaster.node.host import Host
 
 NET = "/sys/class/net"
@@ -99,7 +99,11 @@ def _find_limit(host: Host, device: Device) -> str | None:
 
 
 def find_routed(host: Host, devices: tuple[Device, ...]) -> dict[str, str]:
-    rows = [row.split() for row in (read_quietly(host, "/proc/net/route") or "").splitlines()[1:]]
+    """Devices that carry the default route. A damaged table raises: it would make a rail of each adapter."""
+    try:
+        rows = [row.split() for row in system_files.read_routes(host)]
+    except NotCaptured:
+        return {}
     default = {row[0] for row in rows if len(row) > 1 and row[1] == "00000000"}
     if not default or not any(device.interfaces for device in devices):
         return {}

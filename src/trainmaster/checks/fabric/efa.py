@@ -117,6 +117,9 @@ def _judge_down(device: _rdma_devices.Device, devices: tuple[_rdma_devices.Devic
         return _rdma_devices.judge_port_trouble(unread, devices, name=device.name)
     if all(port.up for port in device.ports):
         return None
+    if device.ports and not down:
+        action = f"read {device.ports[0].folder} by hand"
+        return error("its state cannot be read", action=action, device=device.name)
     states = ", ".join(f"{port.state} and {port.physical_state}" for port in device.ports) or "no port"
     return fail(f"{states}, not ACTIVE and LinkUp", action="stop and start the instance", device=device.name)
 

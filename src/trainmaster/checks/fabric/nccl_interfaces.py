@@ -27,10 +27,8 @@ VARIABLE = "NCCL_SOCKET_IFNAME"
 # Documentation/networking/operstates.rst
 STATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
 MASTER = "MASTER_ADDR"
-# Interface, destination, and where the row goes on: gateway, flags, three numbers, mask. A lost cell shifts the others.
-_ROUTE = re.compile(
-    r"\S+\s+[0-9A-F]{8}(?:\s+[0-9A-F]{8}\s+[0-9A-F]{4}\s+-?\d+\s+-?\d+\s+-?\d+\s+[0-9A-F]{8}(?:\s.*)?)?\s*$", re.ASCII
-)
+# A row of /proc/net/if_inet6: address, index, length of the prefix, scope, flags, interface (net/ipv6/addrconf.c).
+_SIX = re.compile(r"[0-9a-f]{32}(?: [0-9a-f]{2,8}){4} +\S+\s*")
 _UP, _REJECT = 0x1, 0x200  # include/uapi/linux/route.h
 # Bridges and tunnels inside one machine: no other node can reach an address on them.
 _INWARD = re.compile(r"(virbr|br-|cni|flannel|cali|veth|podman|lxc|lxd|kube|tunl|vxlan|docker|dummy|ifb).*")
@@ -69,7 +67,7 @@ class Interfaces:
 
 
 def read(host: Host) -> Interfaces:
-    rows = _read_rows(host)
+    rows = system_files.read_routes(host)
     addressed = _addressed(host, rows)
     interfaces = []
     for name in host.list(NET):
@@ -77,6 +75,8 @@ def read(host: Host) -> Interfaces:
             continue  # a file among the folders
         flags = system_files.read_number(host, f"{NET}/{name}/flags", base=16)
         index = system_files.read_number(host, f"{NET}/{name}/ifindex")
+        if index < 1:
+            raise HostError(f"the index of {name} is {index}")
         shown = system_files.read_optional(host, f"{NET}/{name}/operstate")
         state = (shown or "").strip()
         if shown is not None and state not in STATES:
@@ -186,15 +186,6 @@ def _read_master(host: Host) -> str | None:
     return None if master.partition(".")[0] == host.hostname().partition(".")[0] else master
 
 
-def _read_rows(host: Host) -> list[str]:
-    """Rows of /proc/net/route; none where the kernel has no IPv4."""
-    text = system_files.read_optional(host, "/proc/net/route")
-    rows = (text or "").splitlines()[1:]
-    if text is not None and (not text.endswith("\n") or any(not _ROUTE.match(row) for row in rows)):
-        raise HostError("/proc/net/route cannot be read whole")
-    return rows
-
-
 def _parse_route(row: str) -> Route | None:
     """Route of a row; None: it is not in use or rejects. Addresses are hexadecimal in the order of the machine."""
     words = row.split()
@@ -211,6 +202,9 @@ def _parse_route(row: str) -> Route | None:
 def _addressed(host: Host, routes: list[str]) -> set[str]:
     """Interfaces with an address: those with a route of IPv4, which every address brings, or an address of IPv6."""
     six = (system_files.read_optional(host, "/proc/net/if_inet6") or "").splitlines()
+    strange = next((row for row in six if not _SIX.fullmatch(row)), None)
+    if strange is not None:
+        raise HostError(f"/proc/net/if_inet6 holds no address: {strange[:60]!r}")
     # Scope 20 is link-local: every interface that is up has one, and NCCL does not use it.
     return {line.split()[0] for line in routes if line.split()} | {
         words[5] for line in six if len(words := line.split()) == 6 and words[3] != "20"

@@ -155,12 +155,16 @@ def _usual(values: list[float] | list[int]) -> float:
 
 
 def _read_adapter(host: Host, device: _rdma_devices.Device, bridge: str | None) -> Adapter:
-    model = None if device.address is None else _roles.read_quietly(host, f"{system_files.PCI}/{device.address}/device")
+    place = f"{system_files.PCI}/{device.address}/device"
+    model = None if device.address is None else _roles.read_quietly(host, place)
     if bridge is not None:
         return Adapter(device=device, model=model, exempt=f"it manages NVSwitches: {bridge}")
     if _roles.is_virtual(host, device):
         proof = "a scalable function, on the auxiliary bus" if device.scalable else f"{device.address} has a physfn"
         return Adapter(device=device, model=model, exempt=f"{proof}: the link is that of its card")
+    if model is not None and not re.fullmatch(r"0x[0-9a-f]{4}", model, re.IGNORECASE):
+        strange = HostError(f"{place} holds no device id: {model[:20]!r}")
+        return Adapter(device=device, model=model, trouble=_trouble.of(place, strange))
     try:
         texts = [_read_text(host, device, name) for name in FILES]
     except FileMissing:

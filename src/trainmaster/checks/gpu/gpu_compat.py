@@ -22,6 +22,8 @@ SCRIPT = (
     "import importlib.util as u, pathlib as p; s = u.find_spec('torch'); "
     "print(p.Path(s.origin).with_name('version.py').read_text() if s and s.origin else 'no torch')"
 )
+# torch/version.py says `cuda: Optional[str] = '13.0'`, or None.
+_CUDA = re.compile(r"^cuda\b[^=\n]*=\s*(?:['\"](\d+\.\d+)['\"]|None\b)", re.MULTILINE | re.ASCII)
 # The first driver of each CUDA family (NVIDIA, CUDA Compatibility, minor version compatibility).
 DRIVERS = {11: 450, 12: 525, 13: 580}
 
@@ -72,6 +74,9 @@ def _judge_torch(versions: Versions, gpus: nvidia.Gpus) -> Finding:
     if versions.torch.strip() == "no torch":
         return skip("python3 has no torch", proof="`python3` finds no module torch")
     cuda, driver = _torch_cuda(versions.torch), _numbers(gpus.smi.driver)
+    if cuda is None and not _CUDA.search(versions.torch):
+        reason = f"the version file of torch names no CUDA: {versions.torch.strip()[:40]!r}"
+        return error(reason, action="reinstall torch")
     if cuda is None:
         reason = "torch is built without CUDA: it would train on the CPU"
         return fail(reason, action="install the CUDA build of torch")
@@ -116,9 +121,9 @@ def _judge_chip(gpu: nvidia.Gpu, device: str, versions: Versions) -> Finding:
 
 
 def _torch_cuda(text: str) -> tuple[int, ...] | None:
-    """torch/version.py says `cuda: Optional[str] = '13.0'`."""
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+\.\d+)['\"]", text, flags=re.MULTILINE | re.ASCII)
-    return _numbers(match[1]) if match else None
+    """None: torch was built without CUDA, or the text is no version file."""
+    match = _CUDA.search(text)
+    return _numbers(match[1]) if match and match[1] else None
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

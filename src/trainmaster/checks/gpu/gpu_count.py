@@ -8,7 +8,7 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.comparison import EqualValue
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding, Verdict, error, fail, ok
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 
 LEVEL = 1
@@ -47,6 +47,13 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
     if strangers:
         reason = f"nvidia-smi lists a GPU at {strangers[0]}, which the PCI bus does not show"
         findings.append(error(reason, action="read the PCI bus again; reboot the node if it stays"))
+    if gpus.foreign:
+        reason = (
+            f"beside its NVIDIA GPUs this machine has accelerators that no check supports: {nvidia.name_foreign(gpus)}"
+        )
+        # Who states the number of GPUs knows of them; they were not checked all the same.
+        say = error if expect.gpus is None else warn
+        findings.append(say(reason, action="check them with the vendor's tools; state gpus=N if they do no work here"))
     if listed == count and gpus.smi.attached == listed:
         return [ok(f"{listed} of {count} GPUs", listed=listed, expected=count), *findings]
     shown = f"{listed} of {count} GPUs: nvidia-smi lists {listed} and counts {gpus.smi.attached}, "

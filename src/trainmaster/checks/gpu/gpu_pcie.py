@@ -28,6 +28,7 @@ WIDTH = f"{LINK}/link_widths/current_link_width"
 MAX_GEN = f"{LINK}/pcie_gen/max_link_gen"
 GEN = f"{LINK}/pcie_gen/current_link_gen"
 C2C = "c2c_mode"
+C2C_SINCE = 550  # from this driver on nvidia-smi -q reports it
 UTIL = "utilization/gpu_util"
 LEAST_PEERS = 3  # ours: so many equal idle GPUs that agree show what this one should have
 BUSY_PERCENT = 50.0
@@ -64,14 +65,18 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_c2c(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding | None:
     """Fault of the link to the Grace CPU; None: it is on, or the GPU has none."""
     word = gpu.text(C2C)
+    model = profiles.of_gpu(gpu.name)
+    joined = model is not None and model.c2c
+    if not gpu.reports(C2C) and joined and nvidia.driver_major(gpus) >= C2C_SINCE:
+        reason = f"the driver reports {word[:20] or 'nothing'!r} for the NVLink-C2C that it has"
+        return error(reason, action="run `nvidia-smi c2c -s`; update the driver", device=device)
     if not gpu.reports(C2C) or word == "Enabled":
-        return None  # a driver that does not report it; gpu_peers finds one GPU that does not
+        return None  # no superchip, or a driver that does not report it
     if word != "Disabled":
         reason = f"the driver reports {word[:20]!r} for its NVLink-C2C"
         return error(reason, action="run `nvidia-smi c2c -s`; update the driver", device=device)
-    model = profiles.of_gpu(gpu.name)
     on = sum(other.text(C2C) == "Enabled" for other in nvidia.same_model(gpus, gpu))
-    if not on and not (model is not None and model.c2c):
+    if not on and not joined:
         return None
     reason = "its NVLink-C2C to the CPU is off" + (f", and on at {on} equal GPUs of this node" if on else "")
     action = "see the kernel log for C2C errors (Xid 121); power-cycle the node, and replace the board if it stays"

@@ -53,7 +53,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     if flags and not gpu.reports(PATH):
         return ok("no reset required", device=device, **flags)
     driver = gpus.smi.driver if gpus.smi else None
-    if not gpu.text(PATH) and driver is not None and _major(driver) < SINCE:
+    if not gpu.text(PATH) and nvidia.driver_major(gpus) < SINCE:
         # Without it the kernel log (Xid 154) is the evidence.
         proof = f"nvidia-smi -q of driver {driver} has no gpu_recovery_action"
         return skip("this driver has no recovery action", proof=proof, device=device)
@@ -63,9 +63,3 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     # A word that is not known is still something the driver wants done.
     action = ACTIONS.get(recovery.lower(), f"do what the driver asks for: {recovery[:60]}")
     return fail(f"the driver asks for: {recovery[:60]}", action=action, device=device, recovery=recovery)
-
-
-def _major(driver: str) -> int:
-    """Major version of a driver; that of the newest rule where it is no number, so that nothing is excused."""
-    first = driver.partition(".")[0]
-    return int(first) if first.isascii() and first.isdigit() else SINCE

@@ -258,6 +258,8 @@ def _read_log(host: Host) -> tuple[str, str, str, bool, list[tuple[str, str]]]:
             if raw and not raw.endswith("\n"):
                 raise HostError(f"{name} was cut short")  # what followed may be the fault
             text = _since_boot(raw)
+            if text and not kernel_line.is_boot(text) and not any(map(kernel_line.read_time, text.splitlines())):
+                raise HostError(f"{name} holds no message of a kernel: {text[:40]!r}")
             if text.startswith("[") and (line := _TIMELESS.search(text)):
                 raise HostError(f"{name} holds a damaged line: {line[0]}")
         except HostError as error:

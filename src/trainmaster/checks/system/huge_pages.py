@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks import system_files
+from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -15,6 +17,8 @@ GPU = False
 EXPECTS = ("huge_pages",)
 COMPARES = ()
 METRICS: dict[str, str] = {}
+TRANSPARENT = "/sys/kernel/mm/transparent_hugepage/enabled"
+_TRANSPARENT = re.compile(r"(?:(?:always|madvise|never) )*\[(always|madvise|never)\](?: (?:always|madvise|never))*\s*")
 WARN_SHARE = 0.5  # of the memory; ordinary allocations cannot use what is reserved
 
 
@@ -31,14 +35,16 @@ def read(host: Host) -> Pages | None:
     """None: the kernel has no huge pages."""
     if "HugePages_Total:" not in host.read("/proc/meminfo"):
         return None
-    text = system_files.read_optional(host, "/sys/kernel/mm/transparent_hugepage/enabled") or ""
-    chosen = text[text.find("[") + 1 : text.find("]")] if "[" in text else None
+    text = system_files.read_optional(host, TRANSPARENT)
+    chosen = None if text is None else _TRANSPARENT.fullmatch(text)
+    if text is not None and chosen is None:
+        raise HostError(f"{TRANSPARENT} holds {text.strip()[:40]!r}")
     return Pages(
         total=system_files.read_memory_field(host, "HugePages_Total", unit=""),
         free=system_files.read_memory_field(host, "HugePages_Free", unit=""),
         size_kib=system_files.read_memory_field(host, "Hugepagesize"),
         ram_kib=system_files.read_memory_field(host, "MemTotal"),
-        transparent=chosen,
+        transparent=chosen[1] if chosen else None,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from trainmaster.checks import system_files
+from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
@@ -14,6 +16,8 @@ GPU = False
 EXPECTS = ("kernel_modules",)
 COMPARES = ()
 METRICS: dict[str, str] = {}
+# m_show of kernel/module/procfs.c: name, size, users, dependencies, state, address, taints.
+_ROW = re.compile(r"[\w-]+ \d+ (?:-?\d+|-)(?: \S+)? (?:Live|Loading|Unloading) 0x[0-9a-f]+(?: \(\w+\))?\s*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,11 @@ class Modules:
 def read(host: Host) -> Modules:
     shown = system_files.list_optional(host, "/sys/module")
     listed = system_files.read_optional(host, "/proc/modules")
-    loaded = frozenset([*(shown or ()), *(line.split()[0] for line in (listed or "").splitlines() if line.strip())])
+    rows = (listed or "").splitlines()
+    strange = next((row for row in rows if not _ROW.fullmatch(row)), None)
+    if strange is not None:
+        raise HostError(f"/proc/modules cannot be understood: {strange[:60]!r}")
+    loaded = frozenset([*(shown or ()), *(row.split()[0] for row in rows)])
     return Modules(
         loaded=loaded if shown is not None or listed is not None else None,
         loadable=listed is not None,

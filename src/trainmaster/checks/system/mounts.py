@@ -40,6 +40,7 @@ class Mount:
     source: str
     trouble: str | None = None  # why it does not answer
     queried: bool = True  # False: a network mount beyond the number that is queried
+    unclear: str | None = None  # an answer that names no file system
     frozen: bool = False  # mounted to be written, and made read-only by the kernel
 
 
@@ -64,6 +65,8 @@ def judge(mounts: list[Mount], expect: Expect) -> list[Finding]:
         if mount.trouble is not None:
             action = f"bring its server back, or take it away (`umount -f -l {mount.path}`)"
             findings.append(warn(_told(mount), action=action, device=mount.path, **_values(mount)))
+        elif mount.unclear is not None:
+            findings.append(_judge_unclear(mount))
         elif mount.queried:
             findings.append(ok(f"{mount.kind} answers", device=mount.path, **_values(mount)))
         else:
@@ -105,6 +108,8 @@ def _judge_wanted(path: str, kind: str | None, mount: Mount | None) -> Finding:
         return fail(_told(mount), action=action, device=path, **_values(mount))
     if mount.frozen:
         return _frozen(mount)
+    if mount.unclear is not None:
+        return _judge_unclear(mount)
     if not mount.queried:
         return _judge_unqueried(mount)
     return ok(f"{mount.kind} from {mount.source}", device=path, **_values(mount))
@@ -120,6 +125,8 @@ def _query(host: Host, mount: Mount) -> Mount:
     trouble = None
     try:
         result = host.run("stat", "-f", "-c", "%T", mount.path, timeout_s=ASK_TIMEOUT_S)
+        if not result.exit_code and not re.fullmatch(r"[\w./+-]+(?: \(0x[0-9a-f]+\))?\s*", result.stdout):
+            return replace(mount, unclear=result.stdout.strip()[:40])
         if result.exit_code:
             trouble = f"gives an error: {result.stderr.strip()[:200] or result.exit_code}"
     except CommandTimedOut:
@@ -129,6 +136,11 @@ def _query(host: Host, mount: Mount) -> Mount:
 
 def _unqueried(mount: Mount) -> Mount:
     return replace(mount, queried=False)
+
+
+def _judge_unclear(mount: Mount) -> Finding:
+    reason = f"whether {mount.path} answers is unknown: `stat -f` printed {mount.unclear!r}"
+    return error(reason, action=f"ask it by hand: `stat -f {mount.path}`", device=mount.path)
 
 
 def _judge_unqueried(mount: Mount) -> Finding:

@@ -45,12 +45,16 @@ def read(host: Host) -> Numa | None:
     gpus = system_files.read_pci(host, system_files.NVIDIA, kind="0x03")
     if not gpus and system_files.has_gpus(host):
         raise HostError("/dev has a GPU, and the PCI bus shows none")
-    if balancing is not None and not balancing.strip().isdigit():
+    if balancing is not None and not re.fullmatch(r"[0-9]", balancing.strip()):
         raise HostError(f"numa_balancing is {balancing.strip()[:20]!r}")
+    places = {bus: system_files.read_number(host, f"{system_files.PCI}/{bus}/numa_node") for bus in gpus}
+    lost = next((f"{bus} is on NUMA node {node}" for bus, node in places.items() if node not in (-1, *nodes)), None)
+    if lost is not None:
+        raise HostError(f"{lost}, and the machine has {', '.join(map(str, nodes))}")
     return Numa(
         cpus=cpus,
         memory_kib={n: _memory(host.read(f"{FOLDER}/node{n}/meminfo")) for n in nodes},
-        gpus={bus: system_files.read_number(host, f"{system_files.PCI}/{bus}/numa_node") for bus in gpus},
+        gpus=places,
         balancing=None if balancing is None else balancing.strip() != "0",
     )
 

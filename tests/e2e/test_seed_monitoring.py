@@ -136,9 +136,12 @@ def test_detects_new_lines_since_last_poll(monitor: Monitor) -> None:
 
 
 def test_polling_interval_works_correctly(monitor: Monitor) -> None:
-    """With the seed's five seconds between two polls, a job that ends sooner is still seen whole."""
-    job = monitor.run(f"echo '{line(1)}' >> global.json", tick_s=5.0)
-    assert job.status is Status.COMPLETED and monitor.epochs(job) == [1]
+    """With the seed's five seconds between two polls, ten lines of one second come in at most two reads, all."""
+    counts: set[int] = set()
+    steps = "; ".join(f"echo '{line(epoch)}' >> global.json; sleep 0.1" for epoch in range(10))
+    job = monitor.run(steps, lambda now, _: counts.add(len(monitor.epochs(now))), tick_s=5.0)
+    assert job.status is Status.COMPLETED and monitor.epochs(job) == list(range(10))
+    assert len(counts - {0}) <= 2, f"seen after {sorted(counts)} lines: polled more often than told"
 
 
 def test_handles_missing_global_json_initially(monitor: Monitor) -> None:

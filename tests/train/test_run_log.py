@@ -51,3 +51,27 @@ def test_the_last_line_has_short_losses_or_says_that_nothing_was_left(capsys: py
     first, second = (line.split("] ")[1] for line in capsys.readouterr().out.splitlines())
     assert first == "done at step 6/6, loss 5.978 to 3.686"
     assert second == "done: already at step 6 of 6; nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("level", "printed"),
+    [
+        ("DEBUG", ["INFO", "DEBUG", "WARNING", "ERROR", "INFO", "INFO"]),
+        ("INFO", ["INFO", "WARNING", "ERROR", "INFO", "INFO"]),
+        ("WARNING", ["WARNING", "ERROR", "INFO", "INFO"]),
+        ("ERROR", ["ERROR", "INFO", "INFO"]),
+    ],
+)
+def test_lines_below_the_level_are_left_out_but_for_those_that_log_rules_match(
+    capsys: pytest.CaptureFixture[str], level: heartbeat.Level, printed: list[str]
+) -> None:
+    log = RunLog(rank(0, local=0), None, level=level)
+    log.line("a line")
+    log.checkpoint_rejected("/x", "damaged")
+    log.alarm("hang")
+    log.beat(step=1, steps=2, loss=1.0, grad_norm=1.0, tokens_per_s=1.0, step_s=1.0, at="train")
+    log.line("done", always=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == printed
+    debug = [line for line in lines if " DEBUG " in line]
+    assert all('event CHECKPOINT rejected {"epoch": null' in line and '"damaged"' in line for line in debug)

@@ -41,7 +41,8 @@ class Beat:
     at: At
 
 
-Level = Literal["INFO", "WARNING", "ERROR"]
+Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+LEVELS: tuple[Level, ...] = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 def prefix(rank: int, node: int, *, level: Level = "INFO", at: datetime | None = None) -> str:

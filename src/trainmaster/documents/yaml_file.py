@@ -109,8 +109,9 @@ def join_options(words: Sequence[str]) -> list[str]:
     for word in words:
         if word.startswith("--") and len(word) > 2:
             joined += [f"{joined.pop()}=true"] if waits else []
-            waits = "=" not in word
-            joined.append(word[2:])
+            name, equals, value = word[2:].partition("=")
+            waits = not equals
+            joined.append(name.replace("-", "_") + equals + value)  # --log-level is the field log_level
         elif waits:
             joined[-1] += f"={word}"
             waits = False

@@ -24,7 +24,6 @@ from datetime import datetime
 from pathlib import Path
 
 from trainmaster.bench.nccl_tests import count_gpus
-from trainmaster.checks import profiles
 from trainmaster.cluster.health import evidence, prices
 from trainmaster.cluster.sagemaker import job as sagemaker
 from trainmaster.core.errors import StorageError, UsageError
@@ -78,8 +77,7 @@ def main(words: list[str] | None = None) -> int:
     health = replace(health, started_at=started_at, took_s=round(time.monotonic() - started, 3))
     bundle = Path(options.out)
     evidence.save(bundle, health)
-    known = profiles.find_instance(instance_type(job, options) or "")
-    cost = prices.find(health, known.usd_per_hour if known is not None else None)
+    cost = prices.find(health, instance=instance_type(job, options))
     write_bundle(health, bundle, cost=cost)
     for line in render_terminal(health, cost=cost):
         log(line)

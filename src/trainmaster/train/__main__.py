@@ -1,7 +1,7 @@
 """One rank of a training run: `python -m trainmaster.train CONFIG`, started once per rank by any launcher.
 
 CONFIG is JSON, or YAML where PyYAML is installed; values are put over it as with `trainmaster train`:
-`torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml steps=500`.
+`torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml steps=500 --log-level DEBUG`.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
 or there is none to resume from; 69 another run writes there; 65 the data cannot be read; 2 wrong config; 1 anything
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return error.exit_code
     events = environ.get(EVENTS_VARIABLE) if rank_info.rank == 0 else None
     try:
-        run_log = RunLog(rank_info, Emitter(events) if events else None)
+        run_log = RunLog(rank_info, Emitter(events) if events else None, level=config.log_level)
     except OSError as error:
         RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {error}")
         return 1

@@ -7,13 +7,14 @@ and their fields are in core/event_catalog.py.
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainmaster.core import heartbeat
-from trainmaster.core.heartbeat import At, Level
+from trainmaster.core.heartbeat import LEVELS, At, Level
 from trainmaster.node.emit import Emitter
 from trainmaster.train.metrics.rate import Reading
 from trainmaster.train.metrics.trackers import Tracker
@@ -26,8 +27,8 @@ _ASCII = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
 class RunLog:
     """Events, lines and tracker metrics of one rank."""
 
-    def __init__(self, rank_info: RankInfo, emitter: Emitter | None) -> None:
-        self._rank_info = rank_info
+    def __init__(self, rank_info: RankInfo, emitter: Emitter | None, *, level: Level = "INFO") -> None:
+        self._rank_info, self._least = rank_info, LEVELS.index(level)
         self._emitter = emitter if rank_info.rank == 0 else None
         self._trackers: list[Tracker] = []
 
@@ -43,9 +44,9 @@ class RunLog:
 
     # Lines.
 
-    def line(self, text: str, level: Level = "INFO") -> None:
-        """Print a line on local rank 0 of each node."""
-        if self._rank_info.local_rank == 0:
+    def line(self, text: str, level: Level = "INFO", *, always: bool = False) -> None:
+        """Print a line on local rank 0 of each node. `always`: whatever the level, since log rules match it."""
+        if self._rank_info.local_rank == 0 and (always or LEVELS.index(level) >= self._least):
             self.alarm(text, level)
 
     def warning(self, text: str) -> None:
@@ -76,7 +77,7 @@ class RunLog:
             step_s=step_s,
             at=at,
         )
-        self.line(heartbeat.words(beat))
+        self.line(heartbeat.words(beat), always=True)
 
     # TRAINING, EVAL_TRAINING, EVAL_MODEL, STEP.
 
@@ -115,13 +116,13 @@ class RunLog:
         how = "done" if stopped is None else f"stopped ({stopped})"
         if idle and step >= steps:
             # "done" is what restart watchers look for (core/heartbeat.py)
-            self.line(f"done: already at step {step} of {steps}; nothing to do")
+            self.line(f"done: already at step {step} of {steps}; nothing to do", always=True)
             return
         if loss_first is not None and loss_last is not None:
             how += f" at step {step}/{steps}, loss {loss_first:.4g} → {loss_last:.4g}"
         else:
             how += f" at step {step}/{steps}"
-        self.line(how)
+        self.line(how, always=True)
 
     def epoch_completed(
         self, *, epoch: int, step: int, avg_loss: float | None, checkpoint: str | None, tokens_per_s: float
@@ -264,7 +265,9 @@ class RunLog:
         self._emit("WATCH", "hang", ranks=list(ranks), nodes=list(nodes), collective=collective, why=why)
 
     def _emit(self, phase: str, event: str, *, epoch: int | None = None, **data: Any) -> None:
-        """Write an event on rank 0. A file that cannot be written does not stop training."""
+        """Write an event on rank 0, at DEBUG as a line too. A file that cannot be written does not stop training."""
+        if self._least == 0 and self._rank_info.rank == 0:
+            self.line(f"event {phase} {event} {json.dumps({'epoch': epoch, **data}, default=str)}", "DEBUG")
         if self._emitter is None:
             return
         try:

@@ -75,6 +75,17 @@ _SAMPLE_OPTIONS = {
     "logging_freq": "log_every_steps",
     "tensorboard_dir": "watch.tensorboard",
 }
+# Those of its options that have no field here.
+_SAMPLE_HINTS = {
+    "epochs": "steps alone decide: write `steps`; an epoch is `epoch_steps` of them",
+    "offload_activations": "they are computed again, not moved: write `parallel.recompute`",
+    "activation_loading_horizon": "nothing is moved to the host: leave it out; see `parallel.recompute`",
+    "limit_all_gathers": "FSDP2 limits them by itself: leave it out",
+    "initializer_range": "first weights follow from each matrix's width: leave it out",
+    "rotary_pct": "the models here turn whole heads: leave it out",
+    "resume_from_checkpoint": "a run resumes by itself from the newest good checkpoint of `checkpoint.folder`; "
+    "`init_from` starts a new run with the weights of another",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +219,7 @@ class TrainConfig:
     """One training run. Its result does not depend on how many ranks share the work."""
 
     OTHER_NAMES: ClassVar[Mapping[str, str]] = _SAMPLE_OPTIONS
+    HINTS: ClassVar[Mapping[str, str]] = _SAMPLE_HINTS
 
     model: ModelConfig = field(factory=ModelConfig, doc="the model's shape")
     data: DataConfig = field(factory=DataConfig, doc="data source")
@@ -235,6 +247,10 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", doc="of the computation; auto: bf16 on a GPU")
     master: Literal["fp32", "bf16"] = field(default="fp32", doc="type of weights and optimizer states")
     log_every_steps: int = field(default=1, ge=1, doc="steps between STEP metrics events")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = field(
+        default="INFO",
+        doc="least level of lines that ranks print; DEBUG: every event too. Heartbeats and the last line come always",
+    )
 
     @classmethod
     def expand(cls, mapping: Mapping[str, object]) -> Mapping[str, object]:

@@ -60,7 +60,7 @@ TABLE = {
     "targets": rule(
         "core remote storage", third_lazy="asyncssh boto3 botocore httpx websockets yaml", ours_lazy="documents"
     ),
-    "cluster": rule("core node checks bench remote targets storage", third_lazy="asyncssh"),
+    "cluster": rule("core node checks bench estimate remote targets storage", third_lazy="asyncssh"),
     "sagemaker_job": rule("core node checks bench storage cluster report"),
     "store": rule("core api", "sqlalchemy alembic"),
     "control": rule("core targets storage store api", third_lazy="httpx apprise yaml", ours_lazy="documents"),

@@ -13,7 +13,7 @@ validate-framework: $(VENV)/.run ## HyperPod tests: files, scripts, kubectl and 
 validate-setup: $(VENV)/.run ## HyperPod tests: cluster access, operator, GPU nodes, storage claims, service account
 	$(HYPERPOD) --action validate-setup
 
-test-quick: $(VENV)/.run ## HyperPod: deploy, wait for the pods, watch for a minute, judge, clean up
+test-quick: $(VENV)/.run ## HyperPod: deploy, wait for the pods, watch a minute of training, judge, clean up
 	$(HYPERPOD) --action quick-test
 
 test-cluster: $(VENV)/.run ## HyperPod: the same for five minutes with every success indicator
@@ -30,7 +30,7 @@ check-job: $(VENV)/.run ## HyperPod: status of job, pods and nodes
 
 test-status: check-job ## HyperPod: the same, as JSON
 
-logs-follow: $(VENV)/.run ## HyperPod: follow the logs of all pods
+logs-follow: $(VENV)/.run ## HyperPod: follow the logs of all pods until the job is over
 	$(HYPERPOD) --action logs --follow
 
 logs-all: $(VENV)/.run ## HyperPod: newest lines of all pods
@@ -39,7 +39,7 @@ logs-all: $(VENV)/.run ## HyperPod: newest lines of all pods
 stop: $(VENV)/.run ## HyperPod: remove the job, and nothing else
 	$(HYPERPOD) --action cleanup
 
-monitor-pods: $(VENV)/.run ## HyperPod: pods as they change, until Ctrl-C
+monitor-pods: $(VENV)/.run ## HyperPod: pods as they change, until the job is over
 	$(HYPERPOD) --action monitor
 
 debug-describe: $(VENV)/.run ## HyperPod: the job as the cluster has it, its pods and events

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from machines import H200, Machine
+from trainmaster.cluster.hyperpod.framework import MAKE_TARGETS
 
 CI = Path(__file__).parents[2] / "deploy" / "ci"
 pytestmark = pytest.mark.spawns
@@ -45,3 +46,10 @@ def test_the_workflow_runs_the_script() -> None:
     workflow = yaml.safe_load((CI / "github-actions.yml").read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
     assert any(step.startswith("./check.sh ") for step in steps)
+
+
+def test_the_hyperpod_workflow_runs_its_make_targets() -> None:
+    steps = yaml.safe_load((CI / "hyperpod.yml").read_text())["jobs"]["cluster"]["steps"]
+    typed = [step["run"].removeprefix("make ") for step in steps if "run" in step]
+    assert typed == ["validate-framework", "validate-setup", "test-quick", "test-cluster"]
+    assert set(typed) <= set(MAKE_TARGETS)

@@ -178,6 +178,7 @@ def test_a_healthy_cluster_passes_in_every_scenario(make: Make, hosts: int, gpus
         else:
             assert tests == {}
     assert metrics["cost"]["usd_per_hour"] == pytest.approx(5.67 * hosts, abs=0.02)
+    assert "Price: EC2's price of the same machine" in said and "stated it" not in said, said
 
 
 def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(make: Make, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import bisect
 import hashlib
 import json
 import ssl
@@ -24,35 +25,42 @@ class Kubelet:
         self._tls.load_cert_chain(certificate, key)
         self._lines, self._command_answer = lines, answer
         self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}  # connections, and whether each is over
 
     async def start(self) -> int:
         """Listen on a free port of the loopback interface; the port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Stop, and close what the API server keeps open for its next request."""
         if self._server is not None:
             self._server.close()
+        for writer, over in list(self._open.items()):
+            writer.transport.abort()
+            await over.wait()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Requests of one connection, until the API server closes it: a new one costs more than its answer."""
+        over = self._open[writer] = asyncio.Event()
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            address = head.split(" ", 2)[1]
-            if urlsplit(address).path.startswith("/exec/"):
-                writer.write(self._run(head, address))
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                address = head.split(" ", 2)[1]
+                if urlsplit(address).path.startswith("/exec/"):
+                    writer.write(self._run(head, address))
+                    await writer.drain()
+                    return
+                status, body = self._answer(address)
+                length = f"Content-Length: {len(body)}"
+                writer.write(f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n{length}\r\n\r\n".encode() + body)
                 await writer.drain()
-                return
-            status, body = self._answer(address)
-            writer.write(
-                f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"
-                "Connection: close\r\n\r\n".encode()
-                + body
-            )
-            await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
+            del self._open[writer]
+            over.set()
 
     def _run(self, head: str, address: str) -> bytes:
         """The whole of a WebSocket: output of the program on channel 1, how it ended on channel 3."""
@@ -76,7 +84,7 @@ class Kubelet:
         if lines is None:
             return "404 Not Found", b"no such container\n"
         if since := query.get("sinceTime"):
-            lines = [line for line in lines if line[0] >= datetime.fromisoformat(since[0])]
+            lines = lines[bisect.bisect_left(lines, datetime.fromisoformat(since[0]), key=lambda line: line[0]) :]
         if tail := query.get("tailLines"):
             lines = lines[-int(tail[0]) :]
         stamps = "timestamps" in query

@@ -19,9 +19,11 @@ import yaml
 from typer.testing import CliRunner
 
 from kube import ADMIN, Kube
+from sims.kubernetes.clock import SimulatedClock
 from sims.kubernetes.operator import Operator, Settings
 from trainmaster.cli.main import build
 from trainmaster.cluster.hyperpod import manifest, run
+from trainmaster.cluster.hyperpod.clock import WallClock
 from trainmaster.core.errors import Unreachable, UsageError
 from trainmaster.core.results import Overall
 from trainmaster.targets.kubernetes import names, retrying
@@ -96,19 +98,20 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def operator(kube: Kube, namespace: str) -> Iterator[None]:
-    certs = kube.folder / "certs"
+def operator(kube: Kube, namespace: str) -> Iterator[SimulatedClock]:
+    certs, clock = kube.folder / "certs", SimulatedClock()
     access = load_access(str(kube.kubeconfig()), None)
     files = {"certificate": certs / "apiserver.crt", "key": certs / "apiserver.key"}
-    with Operator(Settings(access=access, namespace=namespace, **files)):
-        yield
+    with Operator(Settings(access=access, namespace=namespace, clock=clock, **files)):
+        yield clock
 
 
-def plan_of(namespace: str, home: Path) -> run.TestPlan:
+def plan_of(namespace: str, home: Path, clock: SimulatedClock | None = None) -> run.TestPlan:
     planned = ("nodes_ready", "pods_running", "loss_falling", "checkpoint")
     return run.TestPlan(
-        manifest=manifest.make(nodes=2), namespace=namespace, home=home, planned=planned, monitor_s=2.0, look_s=0.2
-    )
+        manifest=manifest.make(nodes=2), namespace=namespace, home=home, planned=planned, monitor_s=200.0, look_s=50.0,
+        clock=clock or WallClock(),
+    )  # fmt: skip
 
 
 def run_test(client: RetryingClient, plan: run.TestPlan) -> run.Outcome:
@@ -135,8 +138,8 @@ def every_third(method: str, _path: str, number: int) -> int | str | None:
 
 
 def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str, tmp_path: Path) -> None:
-    with operator(kube, namespace), Proxy(kube, every_third) as proxy:
-        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path))
+    with operator(kube, namespace) as clock, Proxy(kube, every_third) as proxy:
+        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path, clock))
     assert outcome.overall is Overall.PASS, outcome.results
     assert left(kube, namespace) == set()
     assert [path.rpartition("/")[2] for method, path in proxy.seen if method == "POST"] == [
@@ -153,8 +156,8 @@ def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
     def fault(method: str, _path: str, _number: int) -> int | str | None:
         return what if method == "POST" and next(posts) == 0 else None
 
-    with operator(kube, namespace), Proxy(kube, fault) as proxy:
-        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path))
+    with operator(kube, namespace) as clock, Proxy(kube, fault) as proxy:
+        outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path, clock))
     assert outcome.overall is Overall.PASS, outcome.results
     sent = [path.rpartition("/")[2] for method, path in proxy.seen if method == "POST"]
     again = [] if what == "lose" else ["configmaps"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json as json_
 import math
-import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 MANIFEST = Path("FSDP/kubernetes/fsdp-hpto.yaml")
 JOB_NAME = "llama3-1-8b-fsdp-hpto"
 _FOLLOW_S = 1.0
+_OVER = ("Succeeded", "Failed")
 
 
 class Action(StrEnum):
@@ -44,17 +44,20 @@ class Action(StrEnum):
     VALIDATE_FRAMEWORK = "validate-framework"
 
 
+_Seconds = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        help="Seconds to watch, from the first loss on.",
+        show_default="60 quick, 300 full, 600 perf, or longer where plan says so; monitor: until the job is over",
+    ),
+]
 _MONITOR_S = {Action.QUICK_TEST: 60.0, Action.FULL_TEST: 300.0, Action.PERF_TEST: 600.0}
 
 
 def test(
     action: Annotated[Action, typer.Option(help="What to do.")] = Action.QUICK_TEST,
-    monitor_duration: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1, help="Seconds to watch.", show_default="60 quick, 300 full, 600 perf, monitor: until Ctrl-C"
-        ),
-    ] = None,
+    monitor_duration: _Seconds = None,
     job_name: Annotated[str, typer.Option(help="Name of the job, and label job-name of its pods.")] = JOB_NAME,
     manifest: Annotated[
         Path, typer.Option(help="Manifest of the job; written if there is none, else taken as it is.")
@@ -63,7 +66,7 @@ def test(
     baseline_tokens_per_s: Annotated[
         float | None, typer.Option(min=0, help="Rate to compare with.", show_default="not judged")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="With logs: go on until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="With logs: go on until the job is over.")] = False,
     tail: Annotated[int, typer.Option(min=1, help="With logs: newest lines of each pod.")] = 100,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the manifest as it would be written; ask no cluster.")
@@ -122,9 +125,8 @@ def test(
     elif action is Action.VALIDATE_SETUP:
         _end(cluster.call(lambda client, space: status.check_cluster(client, space, cluster.load_objects())), json=json)
     else:
-        seconds = monitor_duration if monitor_duration is not None else _MONITOR_S[action]
         outcome = cluster.call(
-            lambda client, space: cluster.test(client, space, action, seconds, baseline_tokens_per_s)
+            lambda client, space: cluster.test(client, space, action, monitor_duration, baseline_tokens_per_s)
         )
         _end(outcome.results, overall=outcome.overall, json=json)
 
@@ -144,7 +146,10 @@ class _Cluster:
     """The cluster of one command, and the job that it is about."""
 
     def __init__(self, *, job_name: str, manifest: Path, on: str) -> None:
+        from trainmaster.cluster.hyperpod import clock
+
         self._settings, self._job_name, self._manifest = load_settings(on), job_name, manifest
+        self._clock: clock.Clock = clock.WallClock()
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:
         """Run with a client. Ctrl-C and SIGTERM cancel once: what was made is removed first."""
@@ -168,45 +173,53 @@ class _Cluster:
             raise typer.Exit(143) from None
 
     async def monitor(self, client: Client, namespace: str, *, seconds: float | None) -> None:
-        """Print each pod when it changes, until Ctrl-C or for the given time."""
+        """Print each pod when it changes: for the given time, or until the job is over or removed."""
         from trainmaster.cluster.hyperpod.status import read_status
 
         shown: dict[str, str] = {}
-        until = time.monotonic() + seconds if seconds is not None else math.inf
+        until = self._clock.now() + seconds if seconds is not None else math.inf
         while True:
-            for pod in (await read_status(client, namespace, self._job_name))["pods"]:
+            listed = (await read_status(client, namespace, self._job_name))["pods"]
+            for pod in listed:
                 why = f"  {pod['why']}" if pod["why"] else ""
                 text = f"{pod['phase'] or '-':<10} restarts {pod['restarts']}  {pod['node'] or '-'}{why}"
                 if shown.get(pod["name"]) != text:
                     shown[pod["name"]] = text
                     _console.out.out(f"{datetime.now(UTC):%H:%M:%S}  {pod['name']:<40} {text}")
-            if time.monotonic() >= until:
+            if self._clock.now() >= until or (shown and all(pod["phase"] in _OVER for pod in listed)):
                 return
-            await asyncio.sleep(_FOLLOW_S)
+            await self._clock.sleep(_FOLLOW_S)
 
     async def deploy(self, client: Client, namespace: str) -> None:
         """Create the job, which stays until `cleanup`."""
-        from trainmaster.cluster.hyperpod import objects
+        from trainmaster.cluster.hyperpod import objects, run
 
-        made = objects.prepare(self.load_objects(), namespace, objects.make_marks(self._job_name, None))
+        fitted = await run.fit_manifest(client, self.load_objects(), ends=False)
+        if fitted.note:
+            _console.note(fitted.note)
+        made = objects.prepare(fitted.objects, namespace, objects.make_marks(self._job_name, None))
         await objects.clear_leftovers(client, namespace, self._job_name, _home.locate_default())
         await objects.create(client, made)
 
     async def test(
-        self, client: Client, namespace: str, action: Action, monitor_s: float, baseline: float | None
+        self, client: Client, namespace: str, action: Action, seconds: float | None, baseline: float | None
     ) -> Any:
         from trainmaster.cluster.hyperpod import indicators, run
 
         planned = {Action.QUICK_TEST: indicators.QUICK, Action.FULL_TEST: indicators.FULL}
+        monitor_s = seconds if seconds is not None else _MONITOR_S[action]
         plan = run.TestPlan(
             manifest=self.load_objects(),
             namespace=namespace,
             home=_home.locate_default(),
             planned=planned.get(action, indicators.PERFORMANCE),
             monitor_s=monitor_s,
+            stretch=seconds is None,
+            clock=self._clock,
             job_name=self._job_name,
             baseline_tokens_per_s=baseline,
-            look_s=min(2.0, monitor_s / 4),
+            # A minute is looked at every 4 s, more of them every 20 s: each look reads the log of every pod.
+            look_s=max(min(2.0, monitor_s / 4), min(20.0, monitor_s / 15)),
         )
         return await run.run(client, plan, _console.note)
 
@@ -216,7 +229,8 @@ class _Cluster:
 
         readers: dict[str, LogReader] = {}
         while True:
-            for pod in await pods.list_pods(client, namespace, self._job_name):
+            listed = await pods.list_pods(client, namespace, self._job_name)
+            for pod in listed:
                 name = str(pod["metadata"]["name"])
                 first = name not in readers
                 reader = readers.setdefault(name, LogReader(client, namespace, pod))
@@ -224,9 +238,9 @@ class _Cluster:
                     _console.out.out(f"[{name}] {line}")
             if not readers and not follow:
                 raise UsageError(f"no pod of {self._job_name} in namespace {namespace}")
-            if not follow:
+            if not follow or (readers and all((pod.get("status") or {}).get("phase") in _OVER for pod in listed)):
                 return
-            await asyncio.sleep(_FOLLOW_S)
+            await self._clock.sleep(_FOLLOW_S)
 
     def load_objects(self) -> list[dict[str, Any]]:
         """Objects of the manifest; the file is written where there is none."""

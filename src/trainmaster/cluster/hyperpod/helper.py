@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from trainmaster.cluster.hyperpod.manifest import pod_template
 from trainmaster.targets.kubernetes.pods import Object
 
 _PLACEMENT = (
@@ -17,6 +18,19 @@ _PLACEMENT = (
     "subdomain",
 )
 _TOKENS = ("default-token-", "kube-api-access-")  # volumes that the cluster adds to every pod by itself
+
+_READ_CHECKPOINT = """\
+import json, pathlib, shutil, sys
+from trainmaster.train.checkpoint import manifest
+path, deep = pathlib.Path(sys.argv[2]), sys.argv[3] == "deep"
+try:
+    fault = manifest.find_fault(path, manifest.read(path).files, deep=deep) or ""
+except Exception as wrong:
+    fault = f"{type(wrong).__name__}: {wrong}"
+print(json.dumps({"checkpoint": str(path), "fault": fault}))
+if path.parent.name == sys.argv[1]:
+    shutil.rmtree(path.parent)
+"""
 
 
 def helper_pod(spec: Object, name: str, namespace: str, *, plan: bool = False) -> Object:
@@ -38,6 +52,16 @@ def helper_pod(spec: Object, name: str, namespace: str, *, plan: bool = False) -
     made |= {"containers": [container], "volumes": kept, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1}
     metadata = {"name": name, "namespace": namespace, "labels": {}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": made}
+
+
+def reading_pod(
+    job: Object, job_name: str, namespace: str, checkpoint: str, *, folder: str, deep: bool = True
+) -> Object:
+    """Pod that reads a checkpoint: image, mounts and user of the job, no GPU. It removes `folder`, the test's own."""
+    made = helper_pod(pod_template(job)["spec"], f"{job_name}-read", namespace)
+    (container,) = made["spec"]["containers"]
+    container["command"] = ["python3", "-c", _READ_CHECKPOINT, folder, checkpoint, "deep" if deep else "sizes"]
+    return made
 
 
 def _is_kept(volume: Object, *, plan: bool) -> bool:

@@ -17,7 +17,7 @@ NCCL_LIMIT_S = 120.0
 GPU_LIMIT_PERCENT = 80.0
 NETWORK_LIMIT_GBPS = 10.0
 MEMORY_LIMIT_GIB = 32.0
-_MIN_LOSSES = 4  # fewer show no direction
+MIN_LOSSES = 4  # fewer show no direction
 _BASELINE_SHARE = 0.9
 _SHOWN = 3  # restarts in words; all of them are in the values
 
@@ -102,9 +102,9 @@ def loss_falling(measured: Measurements) -> Finding:
     if bad := [value for value in seen if not math.isfinite(value)]:
         return fail(f"{len(bad)} losses are not finite", action="lower the learning rate; see the logs")
     curves = [log.loss_curve for log in measured.logs.values() if log.loss_curve]
-    if not curves or len(longest := max(curves, key=len)) < _MIN_LOSSES:
+    if not curves or len(longest := max(curves, key=len)) < MIN_LOSSES:
         return error(
-            f"fewer than {_MIN_LOSSES} `Loss:` values in the logs", action="watch longer with --monitor-duration"
+            f"fewer than {MIN_LOSSES} `Loss:` values in the logs", action="watch longer with --monitor-duration"
         )
     third = max(1, len(longest) // 3)
     first, last = statistics.fmean(longest[:third]), statistics.fmean(longest[-third:])

@@ -25,15 +25,29 @@ _NCCL_TIMEOUT = re.compile(
     r"\bNCCL (?:operation |watchdog |collective )?(?:timed out|timeout\b(?!\s*(?:to|of|is|set|[:=])\s*\d))",
     re.IGNORECASE,
 )
-# What ends or will end a collective without a time-out of its own. The words are NCCL's, PyTorch's (ProcessGroupNCCL),
-# the OFI plugin's and the kernel driver's own.
+# What ends or will end a collective without a time-out of its own. The words are NCCL's (with `status=12` and, since
+# 2.28, `status=IBV_WC_RETRY_EXC_ERR(12)`), PyTorch's (ProcessGroupNCCL), the OFI plugin's and the kernel driver's own.
+# A warning of the OFI plugin alone is no fault: healthy nodes print that GDRCopy or a symbol of NCCL was not found.
 _FAULTS = (
-    ("NCCL heartbeat monitor", r"heartbeat monitor(?:ing)?\b.*\b(?:timed? ?out|terminat|stuck|no heartbeat)"),
+    (
+        "NCCL heartbeat monitor",
+        r"heartbeat monitor(?:ing)?\b.*\b(?:timed? ?out|terminat|stuck|no heartbeat)|no heartbeat of its watchdog",
+    ),
     ("NCCL remote error", r"\bncclRemoteError\b|remote process exited or there was a network error"),
     ("NCCL system error", r"\bncclSystemError\b|unhandled system error"),
-    ("NCCL internal or CUDA error", r"\bncclInternalError\b|\bncclUnhandledCudaError\b|unhandled cuda error"),
-    ("InfiniBand completion with error", r"\bcompletion\b.*\bwith (?:error|status=[1-9])|completion with error"),
-    ("OFI error", r"\bNET/OFI\b.*\b(?:error|failed|failure|unrecoverable)\b"),
+    (
+        "NCCL internal or CUDA error",
+        r"\bncclInternalError\b|\bncclUnhandledCudaError\b|unhandled cuda error|please report this issue to the NCCL",
+    ),
+    (
+        "InfiniBand completion with error",
+        r"\bcompletion\b.*\bwith (?:error|status=(?:[1-9]|IBV_WC_(?!SUCCESS)))|completion with error|CQE with error",
+    ),
+    (
+        "OFI error",
+        r"\bNET/OFI\b.*(?:\bcompleted with error\b|\bRC: ?-?[1-9]|\bUnable to (?:read|retrieve|register|post)\b"
+        r"|\bCould not register\b|\binitiali[sz]ation failed\b|\bFatal:|\bunrecoverable\b)",
+    ),
     ("uncorrectable ECC", r"uncorrectable ECC error|\bXid\b.*:\s*(?:48|94|95)\b"),
 )
 _FAULT = {what: re.compile(shape, re.IGNORECASE) for what, shape in _FAULTS}

@@ -29,11 +29,13 @@ _BANDWIDTH = (
     "trainmaster.bench.collectives", "--collective", "all_reduce", "--min-size", "64M", "--max-size", "256M",
     "--min-busbw", "1.25",
 )  # fmt: skip
-_TRAIN = {
+NODES = 8
+SEQUENCE_TOKENS = 8192
+TRAIN: dict[str, Any] = {
     "model": {"preset": "llama3.1-8b"},
     "data": {"source": "synthetic"},
-    "sequence_tokens": 8192,
-    "batch_tokens": 65536,  # one sequence a GPU: four steps fit the minute of the quick test
+    "sequence_tokens": SEQUENCE_TOKENS,
+    "batch_tokens": NODES * SEQUENCE_TOKENS,  # one sequence a GPU: four steps fit the minute of the quick test
     "micro_sequences": 1,
     "steps": 100,
     "epoch_steps": 50,
@@ -47,16 +49,19 @@ _SETTINGS = {
     "volumes": [{"mount": "/fsx", "claim": "fsx-claim"}],
     "folder": "/fsx/trainmaster",
     "env": {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT"},
-    "efa": 1,
 }
 
 
-def make(job_name: str = JOB_NAME, *, nodes: int = 8, gpus: int = 1) -> list[Object]:
-    """Objects of the test job, made as `submit --on hyperpod --dry-run` makes them, with a fixed name."""
-    spec = parse_spec(
-        {"name": job_name, "resources": {"nodes": nodes, "processes_per_node": gpus}, "train": dict(_TRAIN)}
-    )
-    settings = parse_settings({**_SETTINGS, "labels": {JOB_LABEL: job_name}})
+def make(
+    job_name: str = JOB_NAME, *, nodes: int = NODES, gpus: int = 1, efa: int = 1, train: Mapping[str, Any] | None = None
+) -> list[Object]:
+    """Objects of the test job, made as `submit --on hyperpod --dry-run` makes them, with a fixed name.
+
+    `train`: fields of the training config in place of the shipped ones.
+    """
+    config = {**TRAIN, **(train or {})}
+    spec = parse_spec({"name": job_name, "resources": {"nodes": nodes, "processes_per_node": gpus}, "train": config})
+    settings = parse_settings({**_SETTINGS, "efa": efa, "labels": {JOB_LABEL: job_name}})
     pod = replace(pod_plan(_ATTEMPT, spec, settings), name=job_name, secrets=())
     return [_relabel(item, job_name) for item in build(pod)]
 

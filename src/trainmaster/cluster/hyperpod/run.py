@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
+import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainmaster import targets
-from trainmaster.cluster.hyperpod import objects, pods
-from trainmaster.cluster.hyperpod.helper import helper_pod
+from trainmaster.cluster.hyperpod import fit, objects, pods
+from trainmaster.cluster.hyperpod.clock import Clock, WallClock
+from trainmaster.cluster.hyperpod.helper import reading_pod
 from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
 from trainmaster.cluster.hyperpod.manifest import (
@@ -21,34 +21,23 @@ from trainmaster.cluster.hyperpod.manifest import (
     bandwidth_job,
     count_pods,
     find_checked_job,
-    pod_template,
     uses_efa,
 )
 from trainmaster.cluster.hyperpod.status import list_nodes
 from trainmaster.core.errors import TrainmasterError, Unreachable
 from trainmaster.core.results import CheckResult, Overall
 from trainmaster.targets.kubernetes import names
-from trainmaster.targets.kubernetes.client import Client, path_of
+from trainmaster.targets.kubernetes.client import Client, path_of, path_of_object
+from trainmaster.targets.kubernetes.errors import Missing
 from trainmaster.targets.kubernetes.logs import LogReader
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.states import SUCCEEDED, is_ready
 
-_READ_LIMIT_S = 900.0  # 96 GB of an 8B model with its optimizer state, at 107 MB/s or more
+_READ_LIMIT_S = 900.0  # where plan states none: 96 GB of an 8B model with its optimizer state, at 107 MB/s or more
 _NETWORK_LIMIT_S = 180.0
 _LAST_READINGS = 3  # of a log that could not be read at the end
 _EARLY_S = 2.0  # a start is known to the second
-_READ_CHECKPOINT = """\
-import json, pathlib, shutil, sys
-from trainmaster.train.checkpoint import manifest
-path = pathlib.Path(sys.argv[2])
-try:
-    fault = manifest.find_fault(path, manifest.read(path).files, deep=True) or ""
-except Exception as wrong:
-    fault = f"{type(wrong).__name__}: {wrong}"
-print(json.dumps({"checkpoint": str(path), "fault": fault}))
-if path.parent.name == sys.argv[1]:
-    shutil.rmtree(path.parent)
-"""
+_FIRST_LOSS_S = 300.0  # from the start of the last pod: imports, NCCL, compiling, the first step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +48,10 @@ class TestPlan:
     namespace: str
     home: Path  # whose mark the objects carry
     planned: Sequence[str]
-    monitor_s: float
+    monitor_s: float  # from the first loss on
+    stretch: bool = False  # watch longer where `plan` says that the indicators need it
+    clock: Clock = field(default_factory=WallClock)
+    read_limit_s: float = _READ_LIMIT_S
     job_name: str = JOB_NAME
     baseline_tokens_per_s: float | None = None
     start_limit_s: float = START_LIMIT_S
@@ -86,6 +78,7 @@ async def run(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> Ou
 
 
 async def _run(client: Client, plan: TestPlan, marks: Mapping[str, str], tell: Callable[[str], None]) -> Outcome:
+    plan = await _fit(client, plan, tell)
     test, removed = _Test(client, plan, marks, tell), []
     made = objects.prepare(plan.manifest, plan.namespace, marks)
     for path in await objects.clear_leftovers(client, plan.namespace, plan.job_name, plan.home):
@@ -105,6 +98,28 @@ async def _run(client: Client, plan: TestPlan, marks: Mapping[str, str], tell: C
         tell(f"removed {len(removed)} objects of the test")
     results, overall = judge(test.finish(), plan.planned)
     return Outcome(overall=overall, results=results, measured=test.measured, removed=removed)
+
+
+async def fit_manifest(client: Client, manifest: list[Object], *, ends: bool) -> fit.Fit:
+    """The manifest for the nodes of this cluster; as it is where they cannot be seen. `ends`: as in `fit.fit`."""
+    try:
+        nodes = await list_nodes(client)
+    except TrainmasterError:  # no right to see nodes
+        nodes = []
+    return fit.fit(manifest, fit.find([node for node in nodes if is_ready(node)] or nodes), ends=ends)
+
+
+async def _fit(client: Client, plan: TestPlan, tell: Callable[[str], None]) -> TestPlan:
+    fitted = await fit_manifest(client, plan.manifest, ends=True)
+    if fitted.note:
+        tell(fitted.note)
+    if fitted.budget is None:
+        return replace(plan, manifest=fitted.objects)
+    least_s = fitted.budget.watch_s(plan.planned)
+    if plan.stretch and least_s > plan.monitor_s:
+        tell(f"watching for {least_s:.0f} s, not {plan.monitor_s:.0f}: by plan the indicators take that long")
+        plan = replace(plan, monitor_s=least_s)
+    return replace(plan, manifest=fitted.objects, read_limit_s=fitted.budget.read_s)
 
 
 class _Test:
@@ -139,43 +154,57 @@ class _Test:
 
     async def wait_for_pods(self) -> bool:
         """Wait until all pods run; False where they will not, or not in time."""
-        begin, shown = time.monotonic(), -1
+        begin, shown = self._now(), -1
         while True:
             running = await self._update_pods()
             if running != shown:
                 self._tell(f"{running} of {self.measured.pods_wanted} pods running")
                 shown = running
-            after = time.monotonic() - begin
+            after = self._now() - begin
             if running >= self.measured.pods_wanted:
                 self.measured.running_after_s = after
                 return True
             if self.measured.pod_faults or after > self._plan.start_limit_s:
                 return False
-            await asyncio.sleep(min(self._plan.look_s, 1.0))
+            await self._plan.clock.sleep(min(self._plan.look_s, 1.0))
 
     async def watch(self) -> None:
-        """Read logs and pods for the given time; end early with the job, or with a fault of a pod."""
-        until, next_gpus = time.monotonic() + self._plan.monitor_s, 0.0
+        """Read logs and pods for the given time from the first loss on; end early with the job or a fault of a pod."""
+        begin, until, next_gpus = self._now(), math.inf, 0.0
         while True:
-            over = time.monotonic() >= until or await self._is_complete()
+            over = self._now() >= until or await self._is_complete()
             await self._update_pods()
             await self._read_logs()
-            if time.monotonic() >= next_gpus:
-                self._gpus += await pods.sample_gpus(self._client, self._plan.namespace, self._pods)
-                next_gpus = time.monotonic() + 5.0
+            if until == math.inf and (self._has_begun() or self._now() - begin >= _FIRST_LOSS_S):
+                until = self._now() + self._plan.monitor_s
+            if until < math.inf and self._now() >= next_gpus:  # before the first step GPUs have nothing to do
+                await self._sample_gpus()
+                next_gpus = self._now() + max(5.0, self._plan.monitor_s / 20)
             if over or self.measured.pod_faults:
                 for _ in range(_LAST_READINGS):
                     if all(log.whole for log in self._logs.values()):
                         return
-                    await asyncio.sleep(self._plan.look_s)
+                    await self._plan.clock.sleep(self._plan.look_s)
                     await self._read_logs()
                 return
-            await asyncio.sleep(min(self._plan.look_s, max(0.05, until - time.monotonic())))
+            await self._plan.clock.sleep(min(self._plan.look_s, max(0.05, until - self._now())))
+
+    async def _sample_gpus(self) -> None:
+        if "gpu_utilisation" in self._plan.planned:
+            self._gpus += await pods.sample_gpus(self._client, self._plan.namespace, self._pods)
+
+    def _has_begun(self) -> bool:
+        """Whether there is a loss, or an error that there will be none after."""
+        return any(log.first_loss_at or log.nccl_timeouts or log.faults for log in self._logs.values())
+
+    def _now(self) -> float:
+        return self._plan.clock.now()
 
     async def read_checkpoint(self) -> None:
-        """Read the newest checkpoint in a pod of its own, every file with its digest, and remove the test's folder.
+        """Read the newest checkpoint in a pod of its own and remove the test's folder.
 
-        The job has been removed before: a running one deletes old checkpoints.
+        Every file is read with its digest where a checkpoint is judged; else sizes alone, since a minute's test is not
+        to read 96 GB. The job has been removed before: a running one deletes old checkpoints.
         """
         written = [path for log in self._logs.values() for path in log.checkpoints]
         if not written:
@@ -183,17 +212,18 @@ class _Test:
         self.measured.checkpoint = written[-1]
         self._tell(f"reading {written[-1]} back")
         plan, folder = self._plan, objects.checkpoint_folder(self._marks[names.RUN_LABEL])
-        pod = reading_pod(self._job, plan.job_name, plan.namespace, written[-1], folder=folder)
+        deep = "checkpoint" in plan.planned
+        pod = reading_pod(self._job, plan.job_name, plan.namespace, written[-1], folder=folder, deep=deep)
         await objects.create(self._client, [objects.mark(pod, plan.namespace, self._marks)])
         path = path_of("v1", "pods", namespace=self._plan.namespace, name=pod["metadata"]["name"])
-        until = time.monotonic() + _READ_LIMIT_S
-        while time.monotonic() < until:
+        until = self._now() + plan.read_limit_s
+        while self._now() < until:
             phase = (await self._client.get(path)).get("status", {}).get("phase")
             if phase in ("Succeeded", "Failed"):
                 with contextlib.suppress(Unreachable):  # the log is there for the next look
                     self.measured.checkpoint_fault = await self._read_answer(pod)
                     return
-            await asyncio.sleep(min(self._plan.look_s, 1.0))
+            await plan.clock.sleep(plan.look_s)
 
     async def measure_network(self) -> None:
         """All-reduce between the pods, as a job of its own with the training job's image and devices."""
@@ -208,8 +238,8 @@ class _Test:
         await objects.create(self._client, objects.prepare(made, plan.namespace, self._marks))
         readers: dict[str, LogReader] = {}
         logs: dict[str, PodLog] = {}
-        until = time.monotonic() + lasts_s
-        while time.monotonic() < until and not any(log.bandwidth_over for log in logs.values()):
+        until = self._now() + lasts_s
+        while self._now() < until and not any(log.bandwidth_over for log in logs.values()):
             listed = await self._list_pods()
             for pod in listed:
                 name = str(pod["metadata"]["name"])
@@ -217,7 +247,7 @@ class _Test:
                 await pods.collect(reader, logs.setdefault(name, PodLog()))
             if any(map(pods.find_fault, listed)):
                 break
-            await asyncio.sleep(min(plan.look_s, 1.0))
+            await plan.clock.sleep(min(plan.look_s, 1.0))
         self._network = logs
 
     def finish(self) -> Measurements:
@@ -290,16 +320,10 @@ class _Test:
         return None
 
     async def _is_complete(self) -> bool:
-        from trainmaster.cluster.hyperpod.status import find_object
-
-        job = await find_object(self._client, self._plan.namespace, self._plan.job_name)
-        conditions = ((job or {}).get("status") or {}).get("conditions") or ()
+        place = {**self._job, "metadata": {**self._job["metadata"], "namespace": self._plan.namespace}}
+        try:
+            job = await self._client.get(path_of_object(place))
+        except Missing:
+            return False
+        conditions = (job.get("status") or {}).get("conditions") or ()
         return any(condition.get("type") in SUCCEEDED and condition.get("status") == "True" for condition in conditions)
-
-
-def reading_pod(job: Object, job_name: str, namespace: str, checkpoint: str, *, folder: str) -> Object:
-    """Pod that reads a checkpoint: image, mounts and user of the job, no GPU. It removes `folder`, the test's own."""
-    made = helper_pod(pod_template(job)["spec"], f"{job_name}-read", namespace)
-    (container,) = made["spec"]["containers"]
-    container["command"] = ["python3", "-c", _READ_CHECKPOINT, folder, checkpoint]
-    return made

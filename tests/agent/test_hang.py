@@ -23,6 +23,7 @@ TRAIN = {
     "sequence_tokens": 16,
     "device": "cpu",
     "checkpoint": {"every_steps": 1_000_000},
+    "recovery": {"in_place": False},
 }
 LIMIT_S = 12
 

@@ -96,6 +96,23 @@ def test_events_of_a_program_of_another_kind_are_shown_without_gaps(capsys: pyte
     ]  # fmt: skip
 
 
+def test_starts_and_recoveries_are_shown_with_their_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    view = View()
+    parts = {"imports": 3.1, "device": 0.01, "load": 7.6, "note": "x"}
+    for row in (
+        event("START", "part", {"part": "imports", "seconds": 3.1, "restart": 0}),
+        event("START", "done", {"step": 1, "seconds": 12.34, "parts": parts, "restart": 0}),
+        event("RECOVERY", "start", {"message": "rank 1 of 2 was killed by SIGKILL"}),
+        event("RECOVERY", "done", {"step": 21, "seconds": 1.0, "parts": "none"}),
+    ):
+        view.show_event(row)
+    assert capsys.readouterr().out.splitlines() == [
+        "first step after 12.3 s (load 7.6, imports 3.1)",
+        "recovering in place: rank 1 of 2 was killed by SIGKILL",
+        "recovered in 1.0 s, at step 21",
+    ]
+
+
 def test_show_lists_iterations_epochs_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
     _print_iteration(
         IterationSummary(

@@ -1,7 +1,7 @@
 """A rank is killed with SIGKILL at seeded moments: the run resumes each time, with the losses of an undisturbed run.
 
-Once as a job with `attempts: 3`, once under `torchrun --max-restarts`. TRAINMASTER_KILL_MOMENTS sets how many moments
-are drawn (`make rank-kills` draws ten, `make test` one); two of them strike one run.
+As a job, in place and with `attempts: 3`, and under `torchrun --max-restarts`. TRAINMASTER_KILL_MOMENTS sets how many
+moments are drawn (`make rank-kills` draws ten, `make test` one); two of them strike one run.
 """
 
 from __future__ import annotations
@@ -161,14 +161,20 @@ def test_torchrun_restarts_resume(moments: tuple[Moment, ...], undisturbed: dict
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("moments", RUNS, ids=str)
-def test_attempts_of_a_job_resume(
-    moments: tuple[Moment, ...], undisturbed: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_resumes_in_place_or_in_its_next_attempt(
+    moments: tuple[Moment, ...],
+    in_place: bool,
+    undisturbed: dict[int, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     db, killer = open_database(tmp_path / "trainmaster.db"), Killer(moments)
+    train = {**CONFIG, "recovery": {"in_place": in_place}}
     spec = {
-        "name": "killed", "train": CONFIG, "resources": {"processes_per_node": RANKS}, "preflight": {"level": 0},
+        "name": "killed", "train": train, "resources": {"processes_per_node": RANKS}, "preflight": {"level": 0},
         "limits": {"attempts": 3},
     }  # fmt: skip
     job = submitting.submit(db, parse_spec(spec))
@@ -178,12 +184,15 @@ def test_attempts_of_a_job_resume(
         stop = asyncio.Event()
         loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.1))
         while not (now := find_job(db, job.id)).status.final:  # type: ignore[union-attr]
-            number = 1 + len(moments) - len(killer.left)
-            killer.look(folder / str(number) / "events.jsonl", f"TRAINMASTER_ATTEMPT={job.id}.{number}", starts=1)
+            begun = 1 + len(moments) - len(killer.left)
+            number, starts = (1, begun) if in_place else (begun, 1)
+            path = folder / str(number) / "events.jsonl"
+            killer.look(path, f"TRAINMASTER_ATTEMPT={job.id}.{number}", starts=starts)
             await asyncio.sleep(0.05)
         stop.set()
         await loop
-        assert (now.status, now.attempts) == (Status.COMPLETED, 1 + len(moments)), (now.reason, now.message)
+        attempts = 1 if in_place else 1 + len(moments)
+        assert (now.status, now.attempts) == (Status.COMPLETED, attempts), (now.reason, now.message)
 
     try:
         asyncio.run(drive())

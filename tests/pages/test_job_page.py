@@ -13,6 +13,7 @@ from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
+from trainmaster.report import phrases
 from trainmaster.store import jobs
 from trainmaster.store.database import Database
 
@@ -122,6 +123,23 @@ def test_what_a_run_watched_itself_for_is_counted_and_told(db: Database) -> None
         "node 1 is slow (7), since step 9",
         "hang: rank 2 is stopped",
     )
+
+
+def test_starts_and_recoveries_are_figures_of_the_page(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    told = [
+        ("START", "done", {"step": 1, "seconds": 29.5, "parts": {"load": 7.6, "imports": 11.7, "x": "y"}}),
+        ("RECOVERY", "start", {"reason": "crashed"}),
+        ("START", "done", {"step": 21, "seconds": 6.5, "parts": {"load": 4.0, "build": 0.01}}),
+        ("RECOVERY", "done", {"step": 21, "seconds": 7.5}),
+    ]
+    story.tell(Event(phase=phase, event=event, data=data) for phase, event, data in told)
+    page = read(db, story)
+    assert (page.run.start_s, page.run.start_parts) == (6.5, {"load": 4.0, "build": 0.01})
+    assert (page.run.recoveries, page.run.recovery_s) == (1, 7.5)
+    shown = {figure.name: (figure.value, figure.note) for figure in phrases.figures(page)}
+    assert shown["Start to first step"] == ("6.5 s", "load 4 s")
+    assert shown["Recoveries in place"] == ("1", "the last took 7.5 s")
 
 
 def test_garbage_lines_are_counted_and_shown(db: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,56 @@ def test_an_attempt_is_read_with_the_lines_a_kill_cut_off(tmp_path: Path) -> Non
     assert found.samples == {1: {0: "a", 1: "b"}, 2: {2: "c"}}
     assert found.last_step == 1
     assert record.read(tmp_path / "none", tmp_path / "none", ranks=1, codes=()).last_step is None
+
+
+def in_place(first: int, last: int, *, seconds: float | None, **more: Any) -> Attempt:
+    """A start that followed a kill in the same attempt; `seconds` None: it was killed before its first step."""
+    start = attempt(first, last, **more)
+    events: list[dict[str, Any]] = [{"phase": "RECOVERY", "event": "start", "data": {"reason": "crashed"}}]
+    if seconds is not None:
+        events.append({"phase": "RECOVERY", "event": "done", "data": {"seconds": seconds}})
+    return replace(start, events=(*events, *start.events))
+
+
+STARTS = (
+    attempt(1, 5, codes=(-9, -9), saves=(2, 4)),
+    in_place(5, 4, seconds=None, codes=(-9, -9), resumed=4),
+    in_place(5, 7, seconds=1.5, codes=(-9, -9), saves=(6,), resumed=4),
+    attempt(7, STEPS, codes=(0, 0), saves=(8, 10), resumed=6),
+)
+
+
+def test_kills_in_place_are_judged_like_attempts_and_their_slowest_is_told() -> None:
+    finding = judge.recovered(REFERENCE, STARTS, kills=2, steps=STEPS)
+    assert finding.verdict is Verdict.PASS, finding
+    assert "2 kills recovered in one attempt, the slowest within 1.5 s" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("starts", "verdict"),
+    [
+        (STARTS[:2] + STARTS[3:], Verdict.ERROR),  # the last kill in place did not come
+        (STARTS[:3], Verdict.ERROR),  # nothing followed the death of the agent
+        ((*STARTS[:3], attempt(7, STEPS, codes=(0, 0), resumed=6, s8=1.0)), Verdict.FAIL),
+        ((*STARTS[:3], attempt(5, STEPS, codes=(0, 0), resumed=4)), Verdict.FAIL),  # step 6 was saved
+        ((*STARTS[:3], attempt(7, STEPS - 1, codes=(1, 0), resumed=6)), Verdict.FAIL),
+    ],
+)
+def test_a_recovery_in_place_that_differs_is_no_pass(starts: tuple[Attempt, ...], verdict: Verdict) -> None:
+    assert judge.recovered(REFERENCE, starts, kills=2, steps=STEPS).verdict is verdict
+
+
+def test_an_attempt_is_cut_at_its_recoveries(tmp_path: Path) -> None:
+    lines = [
+        {"phase": "TRAINING", "event": "start", "data": {"resumed_from": None}},
+        {"phase": "RECOVERY", "event": "start", "data": {}},
+        {"phase": "TRAINING", "event": "start", "data": {"resumed_from": 2}},
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for folder, step in (("samples", 1), ("samples/restart-1", 3)):
+        (tmp_path / folder).mkdir()
+        row = {"step": step, "first": 0, "rows": ["x"], "draws": 1}
+        (tmp_path / folder / "rank-0.jsonl").write_text(json.dumps(row) + "\n")
+    first, second = record.read_starts(tmp_path / "events.jsonl", tmp_path / "samples", ranks=1, codes=(0,))
+    assert (first.codes, first.resumed_from, list(first.samples)) == ((-9,), None, [1])
+    assert (second.codes, second.resumed_from, list(second.samples)) == ((0,), 2, [3])

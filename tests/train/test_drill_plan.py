@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainmaster.core.config.managed import ManagedConfig
+from trainmaster.core.config.recovery import RecoveryConfig
 from trainmaster.core.config.train import CheckpointConfig, WatchConfig
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Verdict
@@ -102,3 +105,34 @@ def test_another_number_of_ranks_is_left_out_where_one_gpu_cannot_have_it(
     plan = plans.make(config, processes=1, other=other, kills=1, seed=0, limit=limit)
     whole = Attempt(ranks=1, codes=(0,), events=(), samples={})
     assert Drill(plan, tmp_path, lambda *_: None)._other_ranks(whole, []).verdict is verdict
+
+
+def test_kills_in_place_are_of_one_attempt_and_the_last_is_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    *ranks, agent = make().in_place
+    assert [kill.place for kill in ranks] == ["save:shards", "step:backward", "step:updated"]
+    assert agent.agent and agent.step > ranks[-1].step > ranks[0].step and ranks[1].step == 0
+    for name, value in plans.join_kills((*ranks, agent)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(failpoints, "_step", 99)
+    monkeypatch.setattr(failpoints, "_reached", {})
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    for restart, kill in enumerate((*ranks, agent)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        monkeypatch.setenv("RANK", str(kill.rank or 0))
+        for place in failpoints.FAILPOINTS:
+            failpoints.reach(place)
+        assert killed == [(os.getppid() if kill.agent else os.getpid(), signal.SIGKILL)], kill
+        killed.clear()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "4")
+    failpoints.reach("step:start")
+    assert killed == [], "the start after the last kill is left alone"
+
+
+def test_without_recovery_in_place_none_is_drilled() -> None:
+    config = replace(CONFIG, recovery=RecoveryConfig(in_place=False))
+    plan = plans.make(config, processes=1, other=0, kills=1, seed=0)
+    assert plan.in_place == ()
+    assert (
+        Drill(plan, Path())._in_place(Attempt(ranks=1, codes=(0,), events=(), samples={}), []).verdict is Verdict.SKIP
+    )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from trainmaster.core import heartbeat
+from trainmaster.core.plan import START_VARIABLE
+from trainmaster.node.emit import Emitter
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
+from trainmaster.train.start_times import StartTimes
 
 LINE = re.compile(heartbeat.LINE_PREFIX)
 
@@ -75,3 +81,27 @@ def test_lines_below_the_level_are_left_out_but_for_those_that_log_rules_match(
     assert [line.split()[1] for line in lines] == printed
     debug = [line for line in lines if " DEBUG " in line]
     assert all('event CHECKPOINT rejected {"epoch": null' in line and '"damaged"' in line for line in debug)
+
+
+def test_each_part_of_a_start_is_an_event_and_a_recovery_is_one_with_all_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINMASTER_CHECK_EVENTS", "1")
+    asked = time.time() - 10_000  # before this process began
+    recovery = {"how": "in_place", "failed_at": asked - 2, "parts": {"stop": 0.5, "check": 1.5}}
+    environ = {START_VARIABLE: json.dumps({"at": asked, "recovery": recovery})}
+    with Emitter(tmp_path / "events.jsonl") as emitter:
+        times = StartTimes(RunLog(rank(0, local=0), emitter), environ, restart=3)
+        times.done("imports")
+        times.done("first_step", of_it={"compile": 4.0, "nothing": 0.0})
+        for _ in range(2):  # the second time it is over
+            times.finish(step=21, resumed_from=20, tier="disk")
+            times.done("later")
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(line["phase"], line["data"].get("part")) for line in lines] == [
+        ("START", "imports"), ("START", "compile"), ("START", "first_step"), ("START", None), ("RECOVERY", None),
+    ]  # fmt: skip
+    done = lines[-1]["data"]
+    assert list(done["parts"]) == ["stop", "check", "fork", "imports", "compile", "first_step"]
+    assert (done["step"], done["resumed_from"], done["tier"], done["restart"]) == (21, 20, "disk", 3)
+    assert done["parts"]["fork"] > 1000 and done["seconds"] - lines[-2]["data"]["seconds"] == pytest.approx(2, abs=0.01)

@@ -75,7 +75,7 @@ def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: 
 def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress(tmp_path: Path) -> None:
     """Killed before step 7 of each start: the first has saved, the two after it have not."""
     environment = {"TRAINMASTER_KILL_AT": "step:start @6", "TRAINMASTER_KILL_RANK": "0"}
-    ended = train(tmp_path, "steps=12", "epoch_steps=12", "eval_sequences=0", **environment)
+    ended = train(tmp_path, "steps=12", "epoch_steps=12", "eval_sequences=0", "recovery.in_place=false", **environment)
     folders = sorted((tmp_path / "checkpoints" / "attempts").iterdir())
     assert [json.loads((folder / "exit.json").read_text())["reason"] for folder in folders] == ["crashed"] * 3
     assert ended.returncode == 1 and "start 2 of 3 goes on from the newest checkpoint" in " ".join(ended.stderr.split())

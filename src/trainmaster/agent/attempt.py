@@ -69,7 +69,7 @@ def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Ou
     if (refusal := _nothing_to_resume(plan) or preflight.run(plan, events, watch)) is not None:
         return refusal
     folder.log(f"starting {plan.spec.resources.processes_per_node} ranks")
-    return workload.run(plan, watch)
+    return workload.run(plan, folder, events, watch)
 
 
 def _nothing_to_resume(plan: Plan) -> Outcome | None:

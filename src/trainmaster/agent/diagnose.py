@@ -89,14 +89,14 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def read_tail(path: Path) -> list[str]:
-    """The last lines of a log, however large it is; none where there is no log."""
+def read_tail(path: Path, *, since: int = 0) -> list[str]:
+    """The last lines of a log from the byte `since` on, however large it is; none where there is no log."""
     try:
         with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - _SEARCHED_BYTES)
+            start = max(since, file.seek(0, os.SEEK_END) - _SEARCHED_BYTES)
             file.seek(start)
             text = file.read(_SEARCHED_BYTES)
-            if start:  # half a line could hold half a secret, which no mask would know
+            if start > since:  # half a line could hold half a secret, which no mask would know
                 text = text.partition(b"\n")[2]
             return text.decode("utf-8", errors="replace").splitlines()
     except OSError:

@@ -45,7 +45,7 @@ def run(plan: Plan, events: Emitter, watch: Watch) -> Outcome | None:
     planned, results = [*planned, *(result.check for result in left)], [*results, *left]
     overall = judge_overall(results, planned=planned)
     events.emit("PREFLIGHT", "end", overall=overall)
-    return _judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)
+    return judge(overall, results, planned, allow_incomplete=spec.allow_incomplete)
 
 
 def _expected(spec: Preflight) -> list[str | Mapping[str, object]]:
@@ -96,9 +96,10 @@ def _collect(plan: Plan, events: Emitter, watch: Watch) -> tuple[list[CheckResul
         watch.sleep()
 
 
-def _judge(
+def judge(
     overall: Overall, results: Sequence[CheckResult], planned: Sequence[str], *, allow_incomplete: bool
 ) -> Outcome | None:
+    """The Outcome that these results end an attempt with; None if the ranks may start."""
     if overall in (Overall.PASS, Overall.WARN) or (overall is Overall.INCOMPLETE and allow_incomplete):
         return None
     bad: list[dict[str, Any]] = [

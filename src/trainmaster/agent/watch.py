@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from types import FrameType
@@ -51,8 +52,8 @@ class Signals:
         with contextlib.suppress(BlockingIOError):
             os.write(self._in, b"\0")
 
-    def sleep(self, seconds: float) -> None:
-        select.select([self._out], [], [], max(0.0, seconds))
+    def sleep(self, seconds: float, *also: socket.socket) -> None:
+        select.select([self._out, *(line.fileno() for line in also)], [], [], max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
                 pass
@@ -79,9 +80,9 @@ class Watch:
     def wake(self) -> None:
         self._signals.wake()
 
-    def sleep(self) -> None:
-        """Until something happens, or it is time to look around again."""
-        self._signals.sleep(_LOOK_S)
+    def sleep(self, *also: socket.socket) -> None:
+        """Until something happens, `also` at one of these, or it is time to look around again."""
+        self._signals.sleep(_LOOK_S, *also)
 
     def beat(self, *, ranks: int) -> bool:
         """Emit a heartbeat when one is due; True if it was."""

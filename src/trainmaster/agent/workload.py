@@ -7,10 +7,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judg
 from trainmaster.agent.figures import Figures
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.processes import reap
+from trainmaster.agent.ranks import ForkServer, NotStarted, Rank, Starter
+from trainmaster.agent.recovery import Recovery, is_possible
 from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
 from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
@@ -37,24 +38,13 @@ from trainmaster.core.plan import (
     rank_log,
 )
 from trainmaster.core.states import Reason
+from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
-from trainmaster.node.owner import die_with
 
 TRAIN_FILE = "train.json"
+_Copied = tuple[workfolder.GlobalFile, Figures]  # what becomes events while the ranks run
 _SHORT_GRACE_S = 10.0  # for ranks of a program whose peer has failed
 _TRAINER_GRACE_S = 1.0  # for ranks of our trainer then: a save needs every rank
-
-
-@dataclass(slots=True)
-class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-
-    def send(self, number: signal.Signals) -> None:
-        """Signal the process group of a rank that has not been reaped: its pid cannot be another process's."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
 
 
 @dataclass(slots=True)
@@ -63,65 +53,104 @@ class _Stopping:
 
     deadline: float
     stop: Stop | None = None
-    failed: Sequence[_Rank] = ()
+    failed: Sequence[Rank] = ()
+    failure: Outcome | None = None  # of the first of them
+    recovers: bool = False  # the ranks are started again once all are gone
     killed: int = 0
     forced: bool = False
 
 
-def run(plan: Plan, watch: Watch) -> Outcome:
-    """Run every rank to its end."""
-    folder = Path(plan.folder)
-    oom_before = count_oom_kills(Host())
+def run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Outcome:
+    """Run every rank to its end, and again in the same attempt where one has died of a cause that may pass."""
     shared = _shared_environment(plan)
-    (folder / OUTPUTS_FOLDER).mkdir(exist_ok=True)
+    (folder.path / OUTPUTS_FOLDER).mkdir(exist_ok=True)
     try:
         work = workfolder.make(plan)
     except OSError as error:
         return Outcome(reason=Reason.SCRIPT_FAILED, message=f"the working folder cannot be made: {error}")
     if plan.spec.container is not None:
-        refusal = container.prepare(plan, AttemptFolder(folder), work, watch)
+        refusal = container.prepare(plan, folder, work, watch)
         if refusal is not None:
             return refusal
-    argv = _argv(plan, folder, work, shared)
-    written, figures = workfolder.GlobalFile(plan, work, folder / EVENTS_FILE), Figures(plan, work)
-    ranks: list[_Rank] = []
-    for local in range(plan.spec.resources.processes_per_node):
-        if watch.asked():
-            break  # the ranks that have started are stopped below
-        number = plan.node_rank * plan.spec.resources.processes_per_node + local
-        try:
-            environment = shared | _rank_environment(number, local)
-            ranks.append(_start(argv, environment, folder / rank_log(number), number, work))
-        except OSError as error:
-            return _not_started(error, number, plan, folder)
-    stopping = _supervise(ranks, plan, watch, written, figures)
-    written.copy(last=True)
-    figures.copy(last=True)
-    codes = {str(rank.number): rank.process.returncode for rank in ranks}
+    argv = _argv(plan, folder.path, work, shared)
+    starter = _starter(plan, argv, shared, work)
+    recovery = Recovery(plan, events)
+    written = (workfolder.GlobalFile(plan, work, folder.path / EVENTS_FILE), Figures(plan, work))
+    try:
+        while True:
+            stopping, outcome = _run_once(plan, starter, recovery, watch, written)
+            if stopping is None or not stopping.recovers or watch.asked():
+                return outcome
+            folder.log(f"recovery {recovery.restart + 1} in place: {outcome.message}")
+            refusal = recovery.begin(outcome)
+            if refusal is not None:
+                return replace(refusal, exit_codes=outcome.exit_codes)
+    finally:
+        for copied in written:
+            copied.copy(last=True)
+        starter.close()
+
+
+def _starter(plan: Plan, argv: Sequence[str], shared: Mapping[str, str], work: Path) -> Starter:
+    folder, each = Path(plan.folder), plan.spec.resources.processes_per_node
+    first = plan.node_rank * each
+    server = None
+    if is_possible(plan):
+        with contextlib.suppress(OSError):  # ranks are started as new processes then, and say what is wrong
+            server = ForkServer(str(folder / TRAIN_FILE), shared, work=work, folder=folder)
+    numbers = range(first, first + each)
+    return Starter(argv=argv, environment=shared, numbers=numbers, work=work, folder=folder, server=server)
+
+
+def _run_once(
+    plan: Plan, starter: Starter, recovery: Recovery, watch: Watch, written: _Copied
+) -> tuple[_Stopping | None, Outcome]:
+    """Start the ranks and wait until none runs."""
+    oom_before = count_oom_kills(Host())
+    more = dict(recovery.environment)
+    if recovery.restart:
+        more["MASTER_PORT"] = str(plan.master_port or _free_port(plan.master_addr))  # the old one may still be taken
+    try:
+        ranks = starter.start(watch, more)
+    except NotStarted as error:
+        return None, _not_started(error, plan, starter.folder)
+
+    def judge_failed(failed: Sequence[Rank]) -> Outcome:
+        return _first_failure(failed, plan, count_oom_kills(Host()) - oom_before)
+
+    stopping = _supervise(ranks, plan, watch, written, recovery=recovery, judge_failed=judge_failed)
+    codes = {str(rank.number): rank.process.returncode or 0 for rank in ranks}
     resumable = RESUMABLE_EXIT in codes.values() and set(codes.values()) <= {0, RESUMABLE_EXIT}
     if stopping is None:
-        return Outcome(reason=None, message="every rank exited with 0", exit_codes=codes)
+        return None, Outcome(reason=None, message="every rank exited with 0", exit_codes=codes)
     if stopping.stop is not None:
-        return _stopped(stopping, plan, codes, resumable=resumable)
-    failure = _first_failure(stopping.failed, plan, count_oom_kills(Host()) - oom_before)
+        return stopping, _stopped(stopping, plan, codes, resumable=resumable)
+    assert stopping.failure is not None
+    failure = stopping.failure
     if plan.spec.container is not None:
         failure = container.explain(failure)
-    return replace(failure, exit_codes=codes)
+    return stopping, replace(failure, exit_codes=codes)
 
 
 def _supervise(
-    ranks: Sequence[_Rank], plan: Plan, watch: Watch, written: workfolder.GlobalFile, figures: Figures
+    ranks: Sequence[Rank],
+    plan: Plan,
+    watch: Watch,
+    written: _Copied,
+    *,
+    recovery: Recovery,
+    judge_failed: Callable[[Sequence[Rank]], Outcome],
 ) -> _Stopping | None:
     """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
     alive, stopping = list(ranks), None
     while True:
-        written.copy()
-        figures.copy()
+        for copied in written:
+            copied.copy()
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
         if not stopping and failed:
-            stopping = _on_failure(failed, plan, watch)
+            stopping = _on_failure(failed, plan, watch, recovery=recovery, judge_failed=judge_failed)
             _send(alive, signal.SIGTERM)
         # Asked once more when all are gone: ranks that watch the stop file may have obeyed it before we saw it.
         if not stopping and (stop := watch.asked()):
@@ -139,7 +168,14 @@ def _supervise(
         watch.sleep()
 
 
-def _on_failure(failed: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping:
+def _on_failure(
+    failed: Sequence[Rank],
+    plan: Plan,
+    watch: Watch,
+    *,
+    recovery: Recovery,
+    judge_failed: Callable[[Sequence[Rank]], Outcome],
+) -> _Stopping:
     grace_s = plan.spec.limits.grace_s
     if all(rank.process.returncode == RESUMABLE_EXIT for rank in failed):
         # They heard of it before we did, from the stop file or from somebody else, and one has finished saving: the
@@ -147,11 +183,14 @@ def _on_failure(failed: Sequence[_Rank], plan: Plan, watch: Watch) -> _Stopping:
         message = f"rank {failed[0].number} stopped to be resumed (exit {RESUMABLE_EXIT})"
         stop = watch.asked() or Stop(reason=Reason.PREEMPTED, message=message)
         return _Stopping(stop=stop, deadline=time.monotonic() + grace_s)
-    short_s = _SHORT_GRACE_S if plan.spec.train is None else _TRAINER_GRACE_S
-    return _Stopping(failed=failed, deadline=time.monotonic() + min(grace_s, short_s))
+    failure = judge_failed(failed)
+    recovers = recovery.may_follow(failure)
+    short_s = _SHORT_GRACE_S if plan.spec.train is None else 0.0 if recovers else _TRAINER_GRACE_S
+    deadline = time.monotonic() + min(grace_s, short_s)
+    return _Stopping(failed=failed, failure=failure, recovers=recovers, deadline=deadline)
 
 
-def _send(ranks: Sequence[_Rank], number: signal.Signals) -> None:
+def _send(ranks: Sequence[Rank], number: signal.Signals) -> None:
     for rank in ranks:
         rank.send(number)
 
@@ -168,7 +207,7 @@ def _stopped(stopping: _Stopping, plan: Plan, codes: Mapping[str, int], *, resum
     return Outcome(reason=stopping.stop.reason, message=message, exit_codes=codes, resumable=resumable)
 
 
-def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outcome:
+def _first_failure(failed: Sequence[Rank], plan: Plan, oom_kills: int) -> Outcome:
     """Outcome of the first failure. Of several found at once, a rank that only lost its peer comes last."""
     environments = (os.environ, plan.spec.env)
     full = find_full((plan.folder, plan.checkpoints))
@@ -176,9 +215,9 @@ def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outco
         judge(
             rank=rank.number,
             ranks=plan.spec.resources.ranks,
-            code=rank.process.returncode,
+            code=rank.process.returncode or 0,
             # Before anything is cut: half a secret would pass the mask.
-            lines=mask(read_tail(Path(plan.folder) / rank_log(rank.number)), environments),
+            lines=mask(read_tail(Path(plan.folder) / rank_log(rank.number), since=rank.log_start), environments),
             oom_kills=oom_kills,
             full=full,
         )
@@ -188,13 +227,13 @@ def _first_failure(failed: Sequence[_Rank], plan: Plan, oom_kills: int) -> Outco
     return min(outcomes, key=lambda outcome: outcome.reason in SYMPTOMS)
 
 
-def _not_started(error: OSError, number: int, plan: Plan, folder: Path) -> Outcome:
+def _not_started(error: NotStarted, plan: Plan, folder: Path) -> Outcome:
     """The program is not there or may not be run; what a shell would call 127 or 126. The sweep ends its peers."""
-    message = f"rank {number} of {plan.spec.resources.ranks} could not start: {error}"
-    with contextlib.suppress(OSError), (folder / rank_log(number)).open("a") as log:
+    message = f"rank {error.number} of {plan.spec.resources.ranks} could not start: {error.cause}"
+    with contextlib.suppress(OSError), (folder / rank_log(error.number)).open("a") as log:
         log.write(message + "\n")
-    code = 127 if isinstance(error, FileNotFoundError) else 126
-    return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(number): code})
+    code = 127 if isinstance(error.cause, FileNotFoundError) else 126
+    return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(error.number): code})
 
 
 def _argv(plan: Plan, folder: Path, work: Path, environment: Mapping[str, str]) -> Sequence[str]:
@@ -206,21 +245,6 @@ def _argv(plan: Plan, folder: Path, work: Path, environment: Mapping[str, str]) 
     config = folder / TRAIN_FILE
     config.write_text(json.dumps(schema.to_plain(plan.spec.train), indent=2, sort_keys=True) + "\n")
     return (sys.executable, "-m", "trainmaster.train", str(config))
-
-
-def _start(argv: Sequence[str], environment: Mapping[str, str], log: Path, number: int, work: Path) -> _Rank:
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            argv,
-            env=environment,
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # its own group: a signal reaches its children, and none of the agent's
-            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 (two system calls; see die_with)
-        )
-    return _Rank(number, process)
 
 
 def _shared_environment(plan: Plan) -> dict[str, str]:
@@ -254,10 +278,6 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
     if plan.spec.container is not None and plan.spec.container.login is not None:
         own.pop(plan.spec.container.login.password_from, None)  # for the login alone
     return defaults | own | plan.spec.env | {name: str(value) for name, value in ours.items()}
-
-
-def _rank_environment(number: int, local: int) -> dict[str, str]:
-    return {"RANK": str(number), "LOCAL_RANK": str(local), "ROLE_RANK": str(number)}
 
 
 def _free_port(address: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.core.results import Overall, Verdict
@@ -147,6 +147,10 @@ class Run:
     lost_steps_max: int | None = None  # steps that the loss of a node would cost now, at most; None: not stated
     lost_s_max: float | None = None
     loss_bound_missed: str | None = None  # why the stated limit is not held
+    start_s: float | None = None  # of the newest start of the ranks, from their processes to the end of the first step
+    start_parts: Mapping[str, float] = field(default_factory=dict)  # its parts in seconds, in order
+    recoveries: int = 0  # times that ranks were started again inside an attempt
+    recovery_s: float | None = None  # of the newest one, from the death of a rank to the end of the next step
     iterations: tuple[IterationSummary, ...] = ()  # the newest, oldest first
     garbage_lines: int
     garbage: tuple[Garbage, ...]

@@ -34,6 +34,8 @@ class Phase(StrEnum):
     STEP = "STEP"
     HEARTBEAT = "HEARTBEAT"
     WATCH = "WATCH"
+    START = "START"
+    RECOVERY = "RECOVERY"
     ACCEPT = "ACCEPT"
 
 

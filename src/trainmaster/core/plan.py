@@ -40,6 +40,11 @@ EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT, 69: Reason.CHECK
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"
 # Set by a command in the foreground for the agents it starts: they end with that process (node/owner.py names it).
 OWNER_VARIABLE = "TRAINMASTER_OWNER"
+# Set by the agent for the ranks it starts, as JSON: when it began to (`at`), and of a recovery (`recovery`) how it is
+# done, when the failure was seen and the seconds of the agent's own parts. Times are seconds since 1970.
+START_VARIABLE = "TRAINMASTER_START"
+# Set for the fork server: room in its memory for what /proc shows of the ranks that it forks.
+ROOM_VARIABLE = "TRAINMASTER_ROOM"
 EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
 RESUME_VARIABLE = "TRAINMASTER_RESUME_FROM"  # the job whose run this is: without its checkpoints nothing may begin

@@ -58,6 +58,9 @@ class Figure:
     share: float | None = None  # draws a bar
 
 
+_SHOWN_S = 0.05  # shorter parts of a start are left out
+
+
 def title(page: JobPage) -> str:
     """The verdict in a few words: "Failed: check failed"."""
     word = page.status.value.capitalize()
@@ -145,10 +148,22 @@ def _figures(page: JobPage) -> Iterator[Figure]:
             else ""
         )
         yield Figure(name="Parameters", value=short(run.parameters), note=note)
+    yield from _start_figures(page)
     yield from _checkpoint_figures(page)
     if page.attempts:
         resumed = f"resumed from step {count(run.resumed_from)}" if run.resumed_from is not None else ""
         yield Figure(name="Attempts", value=count(len(page.attempts)), note=resumed)
+
+
+def _start_figures(page: JobPage) -> Iterator[Figure]:
+    run = page.run
+    if run.start_s is not None:
+        slowest = sorted(run.start_parts.items(), key=lambda part: -part[1])[:3]
+        note = " · ".join(f"{name.replace('_', ' ')} {short(took)} s" for name, took in slowest if took >= _SHOWN_S)
+        yield Figure(name="Start to first step", value=f"{short(run.start_s)} s", note=note)
+    if run.recoveries:
+        note = f"the last took {short(run.recovery_s)} s" if run.recovery_s is not None else ""
+        yield Figure(name="Recoveries in place", value=count(run.recoveries), note=note)
 
 
 def _checkpoint_figures(page: JobPage) -> Iterator[Figure]:

@@ -36,6 +36,7 @@ from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers
 from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
 from trainmaster.train.run_log import RunLog, flush_output, print_traceback
+from trainmaster.train.start_times import StartTimes
 from trainmaster.train.watch.launcher import LauncherWatch
 from trainmaster.train.watch.oom import explain_memory, find_absurd
 from trainmaster.train.watch.stop import Stop
@@ -142,9 +143,13 @@ def train(
     from trainmaster.train.parallel import shard
     from trainmaster.train.watch import flight_recorder
 
+    times = StartTimes(run_log, environ, restart=rank_info.restart)
+    times.done("imports")
     flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
+    shard.use_device(device, rank_info)
+    times.done("device")
     config = with_time_limit(config, environ)
     if fault := find_absurd(config, rank_info, device_bytes=shard.memory_of(device), host_bytes=shard.memory_of_host()):
         raise SpecError([fault])
@@ -153,6 +158,7 @@ def train(
         world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
         ranks, connect = exchange_ranks(rank_info)
     watchdog.start(ranks, connect)
+    times.done("rendezvous")
     try:
         outcome = loop.run(
             config,
@@ -162,6 +168,7 @@ def train(
             run_log=run_log,
             watchdog=watchdog,
             resume_from=environ.get(RESUME_VARIABLE),
+            times=times,
         )
     except TrainmasterError:
         raise

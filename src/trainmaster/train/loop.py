@@ -37,8 +37,10 @@ from trainmaster.train.metrics.rate import measure_peak
 from trainmaster.train.metrics.trackers import open_trackers
 from trainmaster.train.optimizer import build_optimizer, configure, update
 from trainmaster.train.parallel import rank_sync
+from trainmaster.train.parallel.blocks import count_compile_s
 from trainmaster.train.parallel.shard import World, limit_collectives, pick_precision
 from trainmaster.train.run_log import RunLog
+from trainmaster.train.start_times import StartTimes
 from trainmaster.train.state import State, seed_step
 from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
 from trainmaster.train.watch.stop import Stop
@@ -68,19 +70,23 @@ def run(
     run_log: RunLog,
     watchdog: Watchdog | None = None,
     resume_from: str | None = None,
+    times: StartTimes | None = None,
 ) -> Outcome:
     """Train to the last step or until a stop request; the state at the end is saved.
 
     `resume_from` names the job to continue: without a checkpoint of it, CheckpointError.
     """
     watchdog = watchdog or Watchdog(world.rank_info, stop=stop, run_log=run_log)
+    times = times or StartTimes(run_log, {}, born=time.time())
     if world.rank_info.rank == 0:
         run_log.track(open_trackers(config.watch, to_plain(config), run_log.alarm))
     try:
-        trainer = Trainer(config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog)
+        trainer = Trainer(config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog, times=times)
     except StoppedWaiting:
         return Outcome(state=State(), stopped=True)
+    times.done("build")
     trainer.resume(resume_from)
+    times.done("load")
     trainer.announce()
     # Until the first step is done there is nothing to save, and a compilation may take minutes.
     watchdog.open_window(lambda why: trainer.say_end(stopped=why))
@@ -100,14 +106,23 @@ class Trainer:
     """Parts and state of one run."""
 
     def __init__(
-        self, config: TrainConfig, world: World, *, folder: Path, stop: Stop, run_log: RunLog, watchdog: Watchdog
+        self,
+        config: TrainConfig,
+        world: World,
+        *,
+        folder: Path,
+        stop: Stop,
+        run_log: RunLog,
+        watchdog: Watchdog,
+        times: StartTimes,
     ) -> None:
         self.config, self.world, self.folder, self.stop, self.run_log = config, world, folder, stop, run_log
-        self.watchdog = watchdog
+        self.watchdog, self.times = watchdog, times
         self.experiment = experiment_of(config)
         self.state = State(experiment=self.experiment)
         self.flight: StepInFlight | None = None
         self.resumed_from: int | None = None
+        self.resumed_tier: str | None = None
         self.first_step_done = False
         self.started = time.perf_counter()
         self.feed = Feed(config, world, stop=stop, run_log=run_log)
@@ -145,6 +160,7 @@ class Trainer:
         must_continue(loaded.path, loaded.state.experiment, self.experiment, changes_allowed=allowed)
         configure(self.optimizer, self.config.optimizer)
         self.state, self.resumed_from = replace(loaded.state, experiment=self.experiment), loaded.state.step
+        self.resumed_tier = loaded.tier
         self.run_log.checkpoint_loaded(
             step=loaded.state.step, path=loaded.path, tier=loaded.tier, seconds=loaded.seconds
         )
@@ -187,8 +203,7 @@ class Trainer:
                 return True
             self.step()
             if not self.first_step_done:
-                limit_collectives(self.config.timeouts.step_s)
-                self.first_step_done = True
+                self.end_start()
             self.watchdog.close_window()
             self.checkpointing.report_ended()
             if self.epoch_is_over():
@@ -198,6 +213,15 @@ class Trainer:
                 self.save_if_due()
             self.checkpointing.hold_bound(self.state.step)
         return False
+
+    def end_start(self) -> None:
+        """The slow first step is done: its collectives had more time, and its end is the end of the start."""
+        limit_collectives(self.config.timeouts.step_s)
+        self.first_step_done = True
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)  # once, or the time would be that of the launches alone
+        self.times.done("first_step", of_it={"compile": count_compile_s()})
+        self.times.finish(step=self.state.step, resumed_from=self.resumed_from, tier=self.resumed_tier)
 
     def skip_excluded_samples(self) -> None:
         """Move the cursor to the next samples, past those that a rollback excluded."""

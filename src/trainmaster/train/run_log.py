@@ -79,6 +79,43 @@ class RunLog:
         )
         self.line(heartbeat.words(beat), always=True)
 
+    # START, RECOVERY.
+
+    def start_part(self, *, part: str, seconds: float, restart: int) -> None:
+        """START part."""
+        self._emit("START", "part", part=part, seconds=seconds, restart=restart)
+
+    def start_done(self, *, step: int, seconds: float, parts: Mapping[str, float], restart: int) -> None:
+        """START done."""
+        self._emit("START", "done", step=step, seconds=seconds, parts=dict(parts), restart=restart)
+        self.line(f"first step after {seconds:.1f} s ({render_parts(parts)})")
+
+    def recovered(
+        self,
+        *,
+        how: str,
+        restart: int,
+        step: int,
+        resumed_from: int | None,
+        tier: str | None,
+        seconds: float,
+        parts: Mapping[str, float],
+    ) -> None:
+        """RECOVERY done."""
+        self._emit(
+            "RECOVERY",
+            "done",
+            how=how,
+            restart=restart,
+            step=step,
+            resumed_from=resumed_from,
+            tier=tier,
+            seconds=seconds,
+            parts=dict(parts),
+        )
+        words = how.replace("_", " ")
+        self.line(f"recovered {words} in {seconds:.1f} s, at step {step} ({render_parts(parts)})")
+
     # TRAINING, EVAL_TRAINING, EVAL_MODEL, STEP.
 
     def training_started(self, **data: Any) -> None:
@@ -299,6 +336,11 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
+
+
+def render_parts(parts: Mapping[str, float]) -> str:
+    """Parts of a start in words; what took no time is left out."""
+    return ", ".join(f"{name.replace('_', ' ')} {seconds:.1f}" for name, seconds in parts.items() if seconds >= 0.05)
 
 
 def _rounded(share: float | None) -> float | None:

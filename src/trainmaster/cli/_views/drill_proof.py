@@ -28,6 +28,7 @@ _DOES = {
     "samples": "each sample once, in order",
     "damage": "the damaged checkpoint was refused",
     "end": "the run came to its end",
+    "in place": "killed ranks went on in place",
     "processes": "no process is left",
 }
 

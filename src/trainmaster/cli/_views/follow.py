@@ -76,7 +76,7 @@ class View:
             self.message = job.message
             self._line(f"[dim]  {escape(job.message)}[/]")
 
-    def show_event(self, row: Event) -> None:
+    def show_event(self, row: Event) -> None:  # noqa: PLR0912 (one case for each event)
         data = row.data
         match row.phase, row.event:
             case "PREFLIGHT", "start":
@@ -98,6 +98,9 @@ class View:
                 self._line(f"epoch {epoch}{_of(row)}{_figures({k: v for k, v in data.items() if k != 'epoch'})}")
             case (("ITERATION" | "TRAJECTORY" | "EVAL_TRAINING" | "TRAINING"), ("start" | "end")):
                 self._line(_boundary(row))
+            case (("START" | "RECOVERY"), _):
+                if line := _start_line(row):
+                    self._line(line)
             case "CHECKPOINT", "saved":
                 step = f" at step {data['step']}" if data.get("step") is not None else ""
                 took = f" in {_number(data['seconds'], '.2f')} s" if data.get("seconds") is not None else ""
@@ -142,6 +145,28 @@ class View:
 
     def _line(self, text: str) -> None:
         self.progress.console.print(text, soft_wrap=True)
+
+
+def _start_line(row: Event) -> str | None:
+    """A start or a recovery of the ranks, once it is over; a recovery also when it begins."""
+    data, took = row.data, _number(row.data.get("seconds"), ".1f")
+    if row.event == "start":
+        return f"[yellow]recovering in place[/]: {escape(str(data.get('message') or data.get('reason')))}"
+    if row.event != "done":
+        return None
+    if row.phase == "START":
+        return f"[dim]first step after {took} s{_parts(data)}[/]"
+    return f"[yellow]recovered[/] in {took} s, at step {escape(str(data.get('step')))}{_parts(data)}"
+
+
+def _parts(data: Mapping[str, Any]) -> str:
+    """Seconds of each part of a start, largest first."""
+    parts = data.get("parts")
+    known = parts if isinstance(parts, Mapping) else {}
+    times = {str(name): took for name, took in known.items() if isinstance(took, (int, float)) and took >= 0.05}
+    shown = sorted(times.items(), key=lambda part: -part[1])[:_MOST_FIGURES]
+    words = ", ".join(f"{escape(name.replace('_', ' '))} {took:.1f}" for name, took in shown)
+    return f" ({words})" if words else ""
 
 
 def _evaluation(data: Mapping[str, Any]) -> str:

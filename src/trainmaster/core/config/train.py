@@ -16,6 +16,7 @@ from trainmaster.core.config.data import DataConfig
 from trainmaster.core.config.default_lr import with_rates
 from trainmaster.core.config.optimizer import OptimizerConfig
 from trainmaster.core.config.parallel import ParallelConfig, largest_divisor
+from trainmaster.core.config.recovery import RecoveryConfig
 from trainmaster.core.config.timeouts import TimeoutConfig
 from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.errors import Fault, SpecError
@@ -228,6 +229,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(factory=ParallelConfig, doc="sharding, compilation, activation checkpointing")
     watch: WatchConfig = field(factory=WatchConfig, doc="detection of bad steps and stragglers; experiment trackers")
     timeouts: TimeoutConfig = field(factory=TimeoutConfig, doc="time limits, by activity")
+    recovery: RecoveryConfig = field(factory=RecoveryConfig, doc="what follows the death of a rank")
     init_from: str | None = field(default=None, doc="checkpoint whose weights a new run starts with, at step 0")
     steps: int = field(default=_STEPS, ge=1, doc="optimizer steps in all")
     epoch_steps: int = field(

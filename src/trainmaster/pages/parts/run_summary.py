@@ -25,6 +25,7 @@ _CHECKPOINTS_KEPT = 500  # the newest
 _RATE_WINDOW = 50  # steps whose median is "the rate now": one slow step (a save, a first compile) does not move it
 _GARBAGE_SHOWN = 20
 _WARNINGS_KEPT = 5
+_PARTS_KEPT = 16  # of a start; our trainer has seven
 _TEXT_SHOWN = 400  # characters of a garbage line
 
 
@@ -68,6 +69,9 @@ class RunSummary:
     _checkpoints: deque[Checkpoint] = field(default_factory=lambda: deque(maxlen=_CHECKPOINTS_KEPT))
     _checkpoint_events: Counter[str] = field(default_factory=Counter)
     _bound: Mapping[str, Any] = field(default_factory=dict)
+    _started: Mapping[str, Any] = field(default_factory=dict)  # data of the newest START done
+    _recoveries: int = 0
+    _recovered: Mapping[str, Any] = field(default_factory=dict)  # data of the newest RECOVERY done
     _skipped: set[int] = field(default_factory=set)  # steps, each once: an attempt that resumes goes over some again
     _garbage_lines: int = 0
     _garbage: list[Garbage] = field(default_factory=list)
@@ -90,6 +94,12 @@ class RunSummary:
                 self._rates.clear()
             case Phase.TRAINING, "end":
                 self._end = row.data
+            case Phase.START, "done":
+                self._started = row.data
+            case Phase.RECOVERY, "start":
+                self._recoveries += 1
+            case Phase.RECOVERY, "done":
+                self._recovered = row.data
             case Phase.WATCH, _:
                 self._add_watch(row)
             case Phase.CHECKPOINT, _:
@@ -147,6 +157,10 @@ class RunSummary:
             lost_steps_max=whole(self._bound, "lost_steps"),
             lost_s_max=number(self._bound, "lost_s"),
             loss_bound_missed=text(self._bound, "missed"),
+            start_s=number(self._started, "seconds"),
+            start_parts=_seconds(self._started.get("parts")),
+            recoveries=self._recoveries,
+            recovery_s=number(self._recovered, "seconds"),
             garbage_lines=self._garbage_lines,
             garbage=tuple(self._garbage),
             curves=Curves(**{name: curve.points() for name, curve in self._curves.items()}),
@@ -292,3 +306,10 @@ def _silent(name: str) -> Check:
         values={},
         took_s=None,
     )
+
+
+def _seconds(parts: object) -> dict[str, float]:
+    """Parts of a start that are numbers, in their order."""
+    known = parts if isinstance(parts, Mapping) else {}
+    values = {str(name): number(known, name) for name in list(known)[:_PARTS_KEPT]}
+    return {name: value for name, value in values.items() if value is not None}

@@ -2,8 +2,12 @@
 
 TRAINMASTER_KILL_AT="save:shards 2"     SIGKILL to this process when it reaches the failpoint for the second time
 TRAINMASTER_KILL_AT="save:shards @12"   … when it first reaches the failpoint after 12 steps of the run
+TRAINMASTER_KILL_AT="agent step:start @9"  SIGKILL to the process that started this one
 TRAINMASTER_TERM_AT="step:start 5"      SIGTERM to itself, as a scheduler would send it; both may be stated
 TRAINMASTER_KILL_RANK="1"               only on this rank; not stated: on every rank
+
+Where the launcher starts the ranks several times (recovery in place), `;` stands between what holds for each start: the
+first of "save:shards @12; step:start @20" is for the first start, and the third start is left alone.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import signal
 KILL_AT_VARIABLE = "TRAINMASTER_KILL_AT"
 TERM_AT_VARIABLE = "TRAINMASTER_TERM_AT"
 KILL_RANK_VARIABLE = "TRAINMASTER_KILL_RANK"
+AGENT = "agent "  # before a failpoint: the process that started the rank is killed
+RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"  # of torchrun, and of our agent
 
 # All failpoints. Drills and the crash matrix draw from here; a test compares the table with the calls of `reach`.
 FAILPOINTS = {
@@ -49,9 +55,9 @@ def reach(place: str, *, step: int | None = None) -> None:
     if step is not None:
         _step = step
     for variable, number in ((TERM_AT_VARIABLE, signal.SIGTERM), (KILL_AT_VARIABLE, signal.SIGKILL)):
-        wanted = os.environ.get(variable)
-        if wanted and _is_now(variable, wanted, place):
-            os.kill(os.getpid(), number)
+        wanted = _of_this_start(os.environ.get(variable))
+        if wanted and _is_now(variable, wanted.removeprefix(AGENT), place):
+            os.kill(os.getppid() if wanted.startswith(AGENT) else os.getpid(), number)
 
 
 def parse(text: str) -> tuple[str, int | None, int | None]:
@@ -60,9 +66,17 @@ def parse(text: str) -> tuple[str, int | None, int | None]:
     return (place, None, int(when[1:])) if when.startswith("@") else (place, int(when), None)
 
 
+def _of_this_start(text: str | None) -> str | None:
+    """The part of a variable that holds for this start of the ranks."""
+    if text is None or ";" not in text:
+        return text
+    parts, start = text.split(";"), int(os.environ.get(RESTART_VARIABLE) or 0)
+    return parts[start].strip() if start < len(parts) else None
+
+
 def _is_now(variable: str, wanted: str, place: str) -> bool:
     name, time, step = parse(wanted)
-    only = os.environ.get(KILL_RANK_VARIABLE)
+    only = _of_this_start(os.environ.get(KILL_RANK_VARIABLE))
     if name != place or (only and only != os.environ.get("RANK", "0")):
         return False
     if step is not None and _step < step:

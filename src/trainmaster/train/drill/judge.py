@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainmaster.core.results import CheckResult, Finding, error, fail, ok, skip
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, skip
 from trainmaster.train.drill.record import Attempt, Samples
 
 TOLERANCE = 1e-3  # of the loss on another number of ranks: sums over other shares of a batch round differently
@@ -191,6 +191,35 @@ def ended(attempts: Sequence[Attempt], *, steps: int) -> Finding:
     if set(last.codes) == {0} and last.named("TRAINING", "end") and last.last_step == steps:
         return ok(f"the run ended at step {steps} in its attempt {len(attempts)}")
     return fail(f"the last attempt ended with {list(last.codes)} at step {last.last_step} of {steps}", action=LOOK)
+
+
+def recovered(reference: Attempt, starts: Sequence[Attempt], *, kills: int, steps: int) -> Finding:
+    """A run whose ranks were killed `kills` times in one attempt went on in it, as the undisturbed run did.
+
+    The last of `starts` is a new attempt, because the agent was killed too.
+    """
+    seconds = [float(data["seconds"]) for start in starts for data in start.named("RECOVERY", "done")]
+    begun = sum(len(start.named("RECOVERY", "start")) for start in starts)
+    if begun < kills or len(starts) != kills + 2:
+        return error(
+            f"{begun} of {kills} kills were recovered in place", action="raise steps, or choose another --seed"
+        )
+    resumes = list_resumes(starts, stated=None, damaged={})
+    findings = [
+        no_silent_start(resumes),
+        nothing_acknowledged_is_lost(resumes),
+        same_losses(reference, starts),
+        same_samples(reference, starts, steps=steps),
+        ended(starts, steps=steps),
+    ]
+    if bad := [finding for finding in findings if finding.verdict is not Verdict.PASS]:
+        return bad[0]
+    slowest = f", the slowest within {max(seconds):.1f} s" if seconds else ""
+    return ok(
+        f"{kills} kills recovered in one attempt{slowest}; the agent killed, and resumed; {findings[2].reason}; "
+        f"{findings[3].reason}",
+        seconds=seconds,
+    )
 
 
 def rejected(attempts: Sequence[Attempt], damaged: Mapping[int, Damaged]) -> Finding:

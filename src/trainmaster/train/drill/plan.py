@@ -23,15 +23,20 @@ class Kill:
     place: str
     step: int
     rank: int | None  # None: all of them at once, as when a node or its power goes
+    agent: bool = False  # the agent is killed instead, when this rank is there
 
     @property
     def environment(self) -> dict[str, str]:
-        when = "1" if self.place.startswith("load:") else f"@{self.step}"
         only = {} if self.rank is None else {failpoints.KILL_RANK_VARIABLE: str(self.rank)}
-        return {failpoints.KILL_AT_VARIABLE: f"{self.place} {when}", **only}
+        return {failpoints.KILL_AT_VARIABLE: self.moment, **only}
+
+    @property
+    def moment(self) -> str:
+        when = "1" if self.place.startswith("load:") else f"@{self.step}"
+        return f"{failpoints.AGENT if self.agent else ''}{self.place} {when}"
 
     def __str__(self) -> str:
-        who = "every rank" if self.rank is None else f"rank {self.rank}"
+        who = "the agent" if self.agent else "every rank" if self.rank is None else f"rank {self.rank}"
         when = "resuming" if self.place.startswith("load:") else f"after step {self.step}"
         return f"{who} at {self.place}, {when}"
 
@@ -56,6 +61,7 @@ class DrillPlan:
     other_wanted: bool
     limit: int | None  # ranks this machine takes, one per GPU; None: CPUs, any number
     seed: int
+    in_place: tuple[Kill, ...] = ()  # of one attempt that goes on after each of them but the last, which is its agent's
 
 
 def make(
@@ -90,6 +96,7 @@ def make(
         other_wanted=other != 0,
         limit=limit,
         seed=seed,
+        in_place=_plan_in_place(short, processes=processes, dice=random.Random(seed)),  # noqa: S311 (likewise)
     )
 
 
@@ -169,6 +176,24 @@ def _plan_attempts(
         attempts.append(DrillAttempt(ranks=processes, kill=Kill(place=place, step=step, rank=rank), damage=damage))
     attempts.append(DrillAttempt(ranks=other or processes, kill=None, damage=kills == 1))
     return attempts
+
+
+def _plan_in_place(config: TrainConfig, *, processes: int, dice: random.Random) -> tuple[Kill, ...]:
+    """Kills of one attempt: inside a save, again in the first step after it, in a later step, and the agent."""
+    if not config.recovery.in_place:
+        return ()
+    every, steps = config.checkpoint.every_steps, config.steps
+    moments = (("save:shards", 2 * every), ("step:backward", 0), ("step:updated", steps * 6 // 10))
+    kills = [Kill(place=place, step=step, rank=dice.choice([None, *range(processes)])) for place, step in moments]
+    return (*kills, Kill(place="step:start", step=steps * 8 // 10, rank=0, agent=True))
+
+
+def join_kills(kills: Sequence[Kill]) -> dict[str, str]:
+    """Variables of an attempt whose starts end with these kills, one each."""
+    return {
+        failpoints.KILL_AT_VARIABLE: ";".join(kill.moment for kill in kills) + ";",
+        failpoints.KILL_RANK_VARIABLE: ";".join("" if kill.rank is None else str(kill.rank) for kill in kills) + ";",
+    }
 
 
 def _places(config: TrainConfig, kills: int, dice: random.Random) -> list[str]:

@@ -80,7 +80,32 @@ class Attempt:
 
 def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> Attempt:
     """Read an attempt from its event file and its sample logs; truncated lines are left out."""
-    objects = []
+    return Attempt(ranks=ranks, codes=codes, events=tuple(_lines(events)), samples=sample_log.read(samples))
+
+
+def read_starts(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> list[Attempt]:
+    """The same for an attempt that was recovered in place: each start of its ranks as if it were an attempt.
+
+    A recovery belongs to the start that it leads to; `codes` are of the last start, and those before it were killed.
+    """
+    starts: list[list[Mapping[str, Any]]] = [[]]
+    for item in _lines(events):
+        if (item.get("phase"), item.get("event")) == ("RECOVERY", "start"):
+            starts.append([])
+        starts[-1].append(item)
+    return [
+        Attempt(
+            ranks=ranks,
+            codes=codes if number == len(starts) - 1 else (-9,) * ranks,
+            events=tuple(items),
+            samples=sample_log.read(sample_log.of_start(samples, number)),
+        )
+        for number, items in enumerate(starts)
+    ]
+
+
+def _lines(events: Path) -> list[Mapping[str, Any]]:
+    objects: list[Mapping[str, Any]] = []
     try:
         lines = events.read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -92,4 +117,4 @@ def read(events: Path, samples: Path, *, ranks: int, codes: tuple[int, ...]) -> 
             continue
         if isinstance(item, dict):
             objects.append(item)
-    return Attempt(ranks=ranks, codes=codes, events=tuple(objects), samples=sample_log.read(samples))
+    return objects

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -19,19 +20,23 @@ from typing import Any
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.files import read_small
-from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
+from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.node.owner import is_gone, name_process
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
+from trainmaster.train.drill import plan as plans
 from trainmaster.train.drill.judge import Damaged, Resume
 from trainmaster.train.drill.plan import DrillAttempt, DrillPlan
 from trainmaster.train.drill.record import Attempt
 
 _LOOK_S = 0.2
 _GRACE_S = 10.0  # for ranks whose peer was killed: they hold nothing that anybody wants
-CLAIMS = ("strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "processes")
+CLAIMS = (
+    "strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "in place",
+    "processes",
+)  # fmt: skip
 
 
 class DrillFailed(TrainmasterError):
@@ -85,9 +90,10 @@ class Drill:
             memory.mkdir(mode=0o700)
             reference = self._undisturbed(memory)
             attempts = self._struck(memory)
+            starts = self._recovered(memory) if self.plan.in_place else []
         finally:
             shutil.rmtree(memory, ignore_errors=True)
-        rows, results = self._judge(reference, attempts)
+        rows, results = self._judge(reference, attempts, starts)
         return Proof(
             plan=self.plan,
             rows=tuple(rows),
@@ -121,14 +127,28 @@ class Drill:
                 break  # it ended, well or badly, before it could be killed: nothing after this is as planned
         return attempts
 
-    def _config(self, name: str, memory: Path) -> TrainConfig:
-        """Both runs keep to the drill's own places: nothing of the user's is read, written or deleted."""
+    def _recovered(self, memory: Path) -> list[Attempt]:
+        """One attempt whose ranks are killed again and again, then its agent; and a second one, to the end."""
+        config, kills = self._config("recovered", memory, in_place=True), self.plan.in_place
+        ranks, starts = self.plan.attempts[0].ranks, list[Attempt]()
+        for number, variables in enumerate((plans.join_kills(kills), {}), 1):
+            label = f"{len(kills) - 1} kills in place, then the agent" if number == 1 else "resumed after the agent"
+            folder = self.folder / "recovered" / f"attempt-{number}"
+            last = self._attempt(label, folder, config, ranks=ranks, variables=variables, agent_dies=number == 1)
+            starts += record.read_starts(folder / EVENTS_FILE, folder / "samples", ranks=ranks, codes=last.codes)
+            if set(last.codes) == {0}:
+                break
+        return starts
+
+    def _config(self, name: str, memory: Path, *, in_place: bool = False) -> TrainConfig:
+        """Every run keeps to the drill's own places: nothing of the user's is read, written or deleted."""
         checkpoint = self.plan.config.checkpoint
         remote = checkpoint.remote
         if remote is not None:
             remote = replace(remote, url=f"{remote.url.rstrip('/')}/drill-{memory.name[-12:]}/{name}")
         return replace(
             self.plan.config,
+            recovery=replace(self.plan.config.recovery, in_place=in_place, tries=len(self.plan.in_place) or 1),
             checkpoint=replace(
                 checkpoint,
                 folder=str(self.folder / name / "checkpoints"),
@@ -138,7 +158,14 @@ class Drill:
         )
 
     def _attempt(
-        self, label: str, folder: Path, config: TrainConfig, *, ranks: int, variables: Mapping[str, str]
+        self,
+        label: str,
+        folder: Path,
+        config: TrainConfig,
+        *,
+        ranks: int,
+        variables: Mapping[str, str],
+        agent_dies: bool = False,
     ) -> Attempt:
         """One start under the agent, as every job has it; whatever happens here, nothing of it runs on."""
         assert config.checkpoint.folder is not None
@@ -183,13 +210,19 @@ class Drill:
             agent.wait()
             subprocess.run([*command[:-1], "--kill", str(path)], check=False, capture_output=True)
             raise
-        record_ = _exit_record(folder)
-        self._left += record_.get("evidence", {}).get("would_not_die", [])
-        codes = tuple(code for _, code in sorted((int(rank), code) for rank, code in record_["exit_codes"].items()))
+        if agent_dies and not (folder / EXIT_FILE).exists():
+            self._left += _wait_for_all(plan.mark)
+            codes = (-9,) * ranks
+        else:
+            record_ = _exit_record(folder)
+            self._left += record_.get("evidence", {}).get("would_not_die", [])
+            codes = tuple(code for _, code in sorted((int(rank), code) for rank, code in record_["exit_codes"].items()))
         self.say(label, config.steps, config.steps)
         return record.read(folder / EVENTS_FILE, folder / "samples", ranks=ranks, codes=codes)
 
-    def _judge(self, reference: Attempt, attempts: list[Attempt]) -> tuple[list[Row], list[CheckResult]]:
+    def _judge(
+        self, reference: Attempt, attempts: list[Attempt], starts: list[Attempt]
+    ) -> tuple[list[Row], list[CheckResult]]:
         plan = self.plan
         every, steps = plan.config.checkpoint.every_steps, plan.config.steps
         # Where training waits for its saves the interval is the bound; otherwise it must be measured and said.
@@ -218,6 +251,7 @@ class Drill:
             "samples": judge.same_samples(reference, attempts, steps=steps),
             "damage": self._damage_found(attempts),
             "end": judge.ended(attempts, steps=steps),
+            "in place": self._in_place(reference, starts),
             "processes": self._nothing_left(),
         }
         return rows, [judge.as_result(name, finding) for name, finding in findings.items()]
@@ -233,6 +267,11 @@ class Drill:
                 action="set --other N with a batch_sequences that divides by it, or --other 0 to leave it out",
             )
         return judge.close_losses(reference, attempts)
+
+    def _in_place(self, reference: Attempt, starts: list[Attempt]) -> Finding:
+        if not self.plan.in_place:
+            return skip("recovery in place is off", proof="the config has recovery.in_place: false")
+        return judge.recovered(reference, starts, kills=len(self.plan.in_place) - 1, steps=self.plan.config.steps)
 
     def _damage_found(self, attempts: list[Attempt]) -> Finding:
         if not self._damaged:
@@ -273,6 +312,20 @@ def _damage(folder: Path, attempts: list[Attempt], dice: random.Random) -> Damag
                 file.seek(place)
                 file.write(bytes([byte ^ (1 << dice.randrange(8))]))
     return Damaged(step=steps[0], path=str(newest))
+
+
+def _wait_for_all(mark: str) -> list[int]:
+    """Wait for the end of what an agent that was killed had started; the processes that are left."""
+    until, word = time.monotonic() + _GRACE_S, f"{ATTEMPT_VARIABLE}={mark}".encode()
+    while True:
+        left = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if word in path.read_bytes().split(b"\0"):
+                    left.append(int(path.parent.name))
+        if not left or time.monotonic() > until:
+            return left
+        time.sleep(_LOOK_S)
 
 
 def _steps_done(events: Path) -> int:

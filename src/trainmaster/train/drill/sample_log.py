@@ -1,7 +1,8 @@
 """Sample log: every sample that a rank consumed, for a drill to compare. Without a drill nothing is written.
 
 TRAINMASTER_WITNESS=FOLDER     each rank appends one line a step to FOLDER/rank-N.jsonl: the number of its first sample,
-                               a digest of each of its rows in order, and what its random numbers begin with
+                               a digest of each of its rows in order, and what its random numbers begin with; after a
+                               recovery in place to FOLDER/restart-1/rank-N.jsonl, and so on
 
 Digests are taken from what the model is given, after shuffling, packing and prefetching, so they cannot agree by
 mistake; one line a rank and no collective, so that the run under test is the run users have.
@@ -30,7 +31,7 @@ class SampleLog:
 
     def __init__(self, rank_info: RankInfo, config: TrainConfig) -> None:
         folder = os.environ.get(WITNESS_VARIABLE)
-        self._path = Path(folder) / f"rank-{rank_info.rank}.jsonl" if folder else None
+        self._path = of_start(Path(folder), rank_info.restart) / f"rank-{rank_info.rank}.jsonl" if folder else None
         self._first = rank_info.share(config.batch_sequences).start
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,6 +46,11 @@ class SampleLog:
         line = {"step": step, "first": cursor + self._first, "rows": rows, "draws": torch.initial_seed()}
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def of_start(folder: Path, restart: int) -> Path:
+    """Where the ranks log that were started again so many times in one attempt."""
+    return folder / f"restart-{restart}" if restart else folder
 
 
 def _digests(batch: Batch) -> list[str]:

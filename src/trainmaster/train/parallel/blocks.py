@@ -6,6 +6,7 @@ so that a recomputed block finds its weights gathered.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -55,6 +56,13 @@ def compile_blocks(model: Decoder, parallel: ParallelConfig, device: torch.devic
         else:
             whole = False
     model.block_masks = whole and device.type == "cuda"
+
+
+def count_compile_s() -> float:
+    """Seconds that this process has compiled for so far; 0 where torch does not say."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    spent: dict[str, float] = getattr(dynamo, "calculate_time_spent", dict)()
+    return float(spent.get("total_wall_time", 0.0))
 
 
 def _again(forward: Callable[..., Tensor], *, by_op: bool) -> Callable[..., Tensor]:

@@ -75,13 +75,18 @@ def pick_precision(config: TrainConfig, device: torch.device) -> Precision:
     return config.precision
 
 
-def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> World:
-    """Join the process group. No collective waits longer than `timeout_s`: a dead peer ends the run."""
+def use_device(device: torch.device, rank_info: RankInfo) -> None:
+    """Open the device for this process: the context of a GPU, or threads on this rank's share of the cores."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         # One rank's threads on another rank's cores slow both down several times over.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // rank_info.local_world_size))
+
+
+def join(rank_info: RankInfo, device: torch.device, *, timeout_s: float) -> World:
+    """Join the process group. No collective waits longer than `timeout_s`: a dead peer ends the run."""
+    use_device(device, rank_info)
     # Connections are made when two ranks first talk. A full mesh for each of five groups would need more than the usual
     # 1,024 descriptors near 245 ranks.
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")

@@ -145,7 +145,8 @@ CASES: dict[str, dict[str, str]] = {
             "disk": f"{verb} {job} --home {{full}}/h",
         }
         for verb, job in {
-            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": ""
+            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": "",
+            "goodput": "",
         }.items()
     },
 }  # fmt: skip
@@ -183,7 +184,8 @@ BASE: dict[str, tuple[str, str | None]] = {
     **{
         verb: (f"{verb} {job} --server {NO_SERVER}", "client")
         for verb, job in {
-            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": ""
+            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": "",
+            "goodput": "",
         }.items()
     },
 }  # fmt: skip

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.goodput.bins import PARTS, Bin
-from trainmaster.core.goodput.history import AttemptHistory, History, Mark, StageChange, to_us
-from trainmaster.core.goodput.ledger import Ledger, book
-from trainmaster.core.goodput.tally import Tally, fold
 from trainmaster.core.money.cost import Span, add_up
+from trainmaster.core.money.goodput.attempt import NodeTime
+from trainmaster.core.money.goodput.bins import PARTS, Bin
+from trainmaster.core.money.goodput.history import AttemptHistory, History, Mark, StageChange, to_us
+from trainmaster.core.money.goodput.interval import Costs, best_interval_s, expected_ettr, scale_mttf_s
+from trainmaster.core.money.goodput.ledger import Ledger, book
+from trainmaster.core.money.goodput.tally import Tally, fold
 from trainmaster.core.states import Stage
 
 T0 = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -314,3 +316,34 @@ def test_a_machine_that_outlives_its_attempt_costs_money_for_nothing() -> None:
     tally = fold(ledger, charges={1: spans}, priced=True, now=T0)["2026-11"]
     assert sum(tally.cents.values()) == pytest.approx(290)
     assert tally.cents[Bin.IDLE] == pytest.approx(15 + 85)
+
+
+def test_the_best_interval_loses_the_least() -> None:
+    costs, mttf = Costs(hold_s=5.0, write_s=0.0, restart_s=100.0), 7.9 * 3600
+    best = best_interval_s(costs, mttf_s=mttf)
+    assert best == pytest.approx((2 * 5.0 * mttf) ** 0.5, rel=0.01)  # Young
+    at_best = expected_ettr(costs, every_s=best, mttf_s=mttf)
+    for other in (best / 3, best * 3):
+        assert expected_ettr(costs, every_s=other, mttf_s=mttf) < at_best < 1
+    slow = Costs(hold_s=0.1, write_s=600.0, restart_s=100.0)
+    assert best_interval_s(slow, mttf_s=mttf) == 600  # the next save waits until one is written
+    assert best_interval_s(Costs(hold_s=1e6, write_s=0.0, restart_s=0.0), mttf_s=10.0) == 10.0
+    assert scale_mttf_s(1024) == 7.9 * 3600 and scale_mttf_s(2048) == scale_mttf_s(1024) / 2
+
+
+def test_a_long_attempt_costs_what_its_events_do() -> None:
+    """Saves in every step, all told at once: looking for each of them anew would take minutes."""
+    marks = [*BEGINNING, mark(40, "TRAINING", "start")]
+    for n in range(1, 20_001):
+        marks += [step(40 + n / 200, n, step_s=0.005), mark(40 + n / 200, "CHECKPOINT", "saved", step=n, stall_s=0.001)]
+    calls = 0
+
+    class Counting(dict[int, int]):
+        def __iter__(self) -> Any:
+            nonlocal calls
+            calls += 1
+            return super().__iter__()
+
+    node = NodeTime(trainer=True, stall_us=None, top=0, _stalls=Counting())
+    node.run(sorted(marks), start=at(16), end=at(200), goes_on=False)
+    assert calls <= 2 and sum(high - low for low, high, bin_ in node.segments if bin_ is Bin.SAVE_STALL) > 19 * US

@@ -23,8 +23,8 @@ from trainmaster.cli._views import boundary, target_option
 _GROUPS = ("health", "training", "jobs", "server")
 _ORDER = (
     "demo examples check bandwidth accept cluster baseline isolate rejudge remedy readmit history data plan train "
-    "drill export submit jobs show logs events cancel resume fetch cost reap serve work token target backup restore "
-    "rebuild delete report sim"
+    "drill export submit jobs show logs events cancel resume fetch cost goodput reap serve work token target backup "
+    "restore rebuild delete report sim"
 ).split()
 
 

@@ -27,6 +27,7 @@ from trainmaster.api.codec import decode
 from trainmaster.api.costs import Budget, Cost, CostPage, JobCost, ProjectCost
 from trainmaster.api.events import Event
 from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
+from trainmaster.api.goodput import Goodput, GoodputPage, GoodputSum, JobGoodput
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
 from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
@@ -54,8 +55,9 @@ from trainmaster.client.transport import Transport, server_sent
 
 __all__ = [
     "Artifact", "Attempt", "BadRequest", "Budget", "CheckRecord", "Client", "Conflict", "Cost", "CostPage", "Delivery",
-    "Details", "Download", "Epoch", "Evaluation", "Event", "Health", "Iteration", "Job", "JobCost", "JobLine",
-    "JobPage", "JobsPage", "LogStream", "NoAccess", "NotFound", "OverBudget", "ProjectCost", "Refusal", "Run",
+    "Details", "Download", "Epoch", "Evaluation", "Event", "Goodput", "GoodputPage", "GoodputSum", "Health",
+    "Iteration", "Job", "JobCost", "JobGoodput", "JobLine", "JobPage", "JobsPage", "LogStream", "NoAccess", "NotFound",
+    "OverBudget", "ProjectCost", "Refusal", "Run",
     "ServerError", "ServerUnreachable", "Step", "Submitted", "Token", "TooMany", "Transition", "Unavailable",
 ]  # fmt: skip
 
@@ -344,6 +346,14 @@ class Client:
     def spending(self, *, project: str | None = None, month: str | None = None, limit: int = 50) -> CostPage:
         """Costs by job, in a month such as "2026-11" or from the beginning."""
         return decode(CostPage, self.get("/v1/cost/jobs", project_id=project, month=month, limit=limit))
+
+    def goodput(self, *, project: str | None = None, month: str | None = None, limit: int = 20) -> GoodputPage:
+        """What the GPUs did: sums by project, target and month, in a month such as "2026-11" or from the beginning."""
+        return decode(GoodputPage, self.get("/v1/goodput", project_id=project, month=month, limit=limit))
+
+    def job_goodput(self, job_id: str, *, month: str | None = None) -> JobGoodput:
+        """What the GPUs of a job did."""
+        return decode(JobGoodput, self.get(_job(job_id, "goodput"), month=month))
 
     def budgets(self, *, project: str | None = None) -> tuple[Budget, ...]:
         return decode(tuple[Budget, ...], self.get("/v1/budgets", project_id=project)["budgets"])

@@ -21,6 +21,7 @@ from trainmaster.store.database import Database
 from trainmaster.web import api, errors, login, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.guard import GuardMiddleware
+from trainmaster.web.ledgers import Ledgers
 from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.metrics import Meter, MetricsMiddleware
 from trainmaster.web.page_cache import PageCache
@@ -59,12 +60,13 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _settle()
-        if not reconcile:
-            yield
-            return
-        async with _reconciler(db, home, kept, meter) as state:
-            app.state.reconciler = state
-            yield
+        async with _ledgers(app.state.ledgers):
+            if not reconcile:
+                yield
+                return
+            async with _reconciler(db, home, kept, meter) as state:
+                app.state.reconciler = state
+                yield
 
     # No interactive documents: FastAPI would load their scripts from a CDN.
     app = FastAPI(
@@ -72,7 +74,7 @@ def create_app(
         openapi_url="/v1/openapi.json",
     )  # fmt: skip
     app.state.db, app.state.home, app.state.storage, app.state.meter = db, home, kept, meter
-    app.state.live = PageCache(db)
+    app.state.live, app.state.ledgers = PageCache(db), Ledgers(db)
     app.state.followers = followers if followers is not None else Followers()
     app.state.reconciler = lambda: "off"
     app.state.storage_probe = StorageProbe(kept)
@@ -97,6 +99,18 @@ def _settle() -> None:
     # glibc keeps an arena for each thread and rarely returns its memory: 80 MB for a dozen threads.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+@contextlib.asynccontextmanager
+async def _ledgers(ledgers: Ledgers) -> AsyncIterator[None]:
+    """Keep the sums of /metrics fresh beside the server."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(ledgers.run(stop), name="ledgers")
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class _Looks(asyncio.Event):

@@ -36,6 +36,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused, not_found
+from trainmaster.web.ledgers import Ledgers
 from trainmaster.web.page_cache import PageCache
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"  # of a project, and of a token
@@ -61,6 +62,11 @@ async def _db(request: Request) -> Database:
 async def _live(request: Request) -> PageCache:
     live: PageCache = request.app.state.live
     return live
+
+
+async def _ledgers(request: Request) -> Ledgers:
+    ledgers: Ledgers = request.app.state.ledgers
+    return ledgers
 
 
 async def _storage(request: Request) -> Store:
@@ -100,6 +106,7 @@ async def _everywhere(who: Viewer) -> Caller:
 
 Db = Annotated[Database, Depends(_db)]
 Live = Annotated[PageCache, Depends(_live)]
+LedgersKept = Annotated[Ledgers, Depends(_ledgers)]
 Storage = Annotated[Store, Depends(_storage)]
 Viewer = Annotated[Caller, Depends(_viewer)]
 User = Annotated[Caller, Depends(_user)]

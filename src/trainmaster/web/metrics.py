@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
 from trainmaster.store.backlog import Backlog
+from trainmaster.web.ledgers import Sums
 
 # Seconds. Finest around the objective: 50 ms for most answers.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -38,6 +39,15 @@ class Meter:
         self._age = Gauge(
             "reconciler_tick_age_seconds", "Seconds since the last reconciler tick; -1 before the first.", **own
         )
+        about = "GPU-time since the beginning by project and bin (docs/how/goodput.md)."
+        self._gpu = Gauge("gpu_seconds", about, ["project", "bin"], **own)
+        about = "Money of the jobs with a known price, by project and bin."
+        self._money = Gauge("gpu_cost_dollars", about, ["project", "bin"], **own)
+        self._targets = Gauge("target_gpu_seconds", "GPU-time by kind of target and bin.", ["target", "bin"], **own)
+        about = "Effective training time ratio by project; unknown time counts as not productive."
+        self._ettr = Gauge("ettr_ratio", about, ["project"], **own)
+        about = "Parts of the ML productivity goodput by project: scheduling, runtime, program."
+        self._goodput = Gauge("goodput_ratio", about, ["project", "part"], **own)
         Gauge("build", "Version of the server.", ["version"], **own).labels(__version__).set(1)
         self._ticked: float | None = None
 
@@ -49,7 +59,7 @@ class Meter:
     def tick_age_s(self) -> float | None:
         return None if self._ticked is None else time.monotonic() - self._ticked
 
-    def render(self, pulse: Backlog, *, following: int) -> bytes:
+    def render(self, pulse: Backlog, *, following: int, sums: Sums | None = None) -> bytes:
         for status, count in pulse.jobs.items():
             self._jobs.labels(status).set(count)
         lags = sorted(pulse.event_lags_s)
@@ -64,7 +74,27 @@ class Meter:
         self._following.set(following)
         age = self.tick_age_s
         self._age.set(-1.0 if age is None else age)
+        if sums is not None:
+            self._set_goodput(sums)
         return generate_latest(self._registry)
+
+    def _set_goodput(self, sums: Sums) -> None:
+        for gauge in (self._gpu, self._money, self._targets, self._ettr, self._goodput):
+            gauge.clear()  # a project may have moved into the others
+        for name, tally in sums.projects.items():
+            for bin_, us in tally.gpu_us.items():
+                self._gpu.labels(name, bin_.value).set(us / 1e6)
+                if tally.jobs > tally.unpriced_jobs:
+                    self._money.labels(name, bin_.value).set(tally.cents[bin_] / 100)
+            ratios = {"scheduling": tally.scheduling, "runtime": tally.runtime, "program": tally.program}
+            for part, ratio in ratios.items():
+                if ratio is not None:
+                    self._goodput.labels(name, part).set(ratio)
+            if tally.ettr is not None:
+                self._ettr.labels(name).set(tally.ettr)
+        for name, tally in sums.targets.items():
+            for bin_, us in tally.gpu_us.items():
+                self._targets.labels(name, bin_.value).set(us / 1e6)
 
 
 class MetricsMiddleware:

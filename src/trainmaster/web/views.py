@@ -8,8 +8,10 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from trainmaster.api.goodput import JobGoodput
 from trainmaster.api.jobs import JobPage
 from trainmaster.control import submit as submitting
+from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
 from trainmaster.pages import deliveries, transitions
@@ -23,6 +25,14 @@ from trainmaster.web.templating import render
 
 FINAL = "Trainmaster-Final"  # a header that stops the polling of live.js
 router = APIRouter(include_in_schema=False)
+_BIN_LABELS = {bin_.value: bin_.label for bin_ in Bin}
+_BIN_ABOUTS = {bin_.value: bin_.about for bin_ in Bin}
+_LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)
+_UNHELD = (Bin.QUEUED, Bin.UNKNOWN)
+_BIN_TONES = {
+    bin_.value: "good" if bin_ in PRODUCTIVE else "bad" if bin_ in _LOST else "idle" if bin_ in _UNHELD else "warn"
+    for bin_ in Bin
+}
 
 
 @router.get("/")
@@ -57,14 +67,26 @@ def jobs(
 
 
 @router.get("/jobs/{uuid}")
-def job(db: dependencies.Db, row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
-    return _job(db, "job_page.html", live.read(row.id), row.id, who)
+def job(
+    db: dependencies.Db,
+    row: dependencies.Job,
+    live: dependencies.Live,
+    ledgers: dependencies.LedgersKept,
+    who: dependencies.Viewer,
+) -> Response:
+    return _job(db, "job_page.html", live.read(row.id), row.id, who, goodput=ledgers.read(row.id))
 
 
 @router.get("/jobs/{uuid}/part")
-def job_part(db: dependencies.Db, row: dependencies.Job, live: dependencies.Live, who: dependencies.Viewer) -> Response:
+def job_part(
+    db: dependencies.Db,
+    row: dependencies.Job,
+    live: dependencies.Live,
+    ledgers: dependencies.LedgersKept,
+    who: dependencies.Viewer,
+) -> Response:
     """The fragment that an open page replaces every two seconds."""
-    return _job(db, "job_part.html", live.read(row.id), row.id, who)
+    return _job(db, "job_part.html", live.read(row.id), row.id, who, goodput=ledgers.read(row.id))
 
 
 @router.get("/jobs/{uuid}/report")
@@ -103,14 +125,26 @@ def rerun(request: Request, row: dependencies.Job, db: dependencies.Db, who: dep
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 
-def _job(db: Database, template: str, page: JobPage | None, job_id: str, who: Caller) -> Response:
+def _job(
+    db: Database, template: str, page: JobPage | None, job_id: str, who: Caller, *, goodput: JobGoodput | None
+) -> Response:
     if page is None:
         raise not_found(job_id)
     may = {"may_act": who.may(Role.USER), "may_admin": who.may(Role.ADMIN)}
     moves = transitions.read(db, job_id).transitions
     sent = deliveries.read(db, job=job_id).deliveries if may["may_admin"] else ()
     answer = render(
-        template, page=page, body=html.render_body(page), who=who, transitions=moves, deliveries=sent, **may
+        template,
+        page=page,
+        body=html.render_body(page),
+        goodput=goodput,
+        bin_labels=_BIN_LABELS,
+        bin_abouts=_BIN_ABOUTS,
+        bin_tones=_BIN_TONES,
+        who=who,
+        transitions=moves,
+        deliveries=sent,
+        **may,
     )
     if page.status.final:
         answer.headers[FINAL] = "1"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
+    from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
@@ -101,6 +102,10 @@ class Jobs(Protocol):
     def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]: ...
 
     def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage: ...
+
+    def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage: ...
+
+    def job_goodput(self, job_id: str) -> JobGoodput: ...
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         """Set a budget; None removes it."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
+    from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
@@ -231,6 +232,19 @@ class HomeJobs:
         from trainmaster.pages import cost
 
         return cost.read(self.db, job=job_id, project=project, month=month, limit=limit)
+
+    def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage:
+        from trainmaster.pages import goodput
+
+        return goodput.read(self.db, project=project, month=month, limit=limit)
+
+    def job_goodput(self, job_id: str) -> JobGoodput:
+        from trainmaster.pages import job_goodput
+
+        ledger = job_goodput.read(self.db, job_id)
+        if ledger is None:
+            raise UsageError(f"there is no job {job_id}")
+        return ledger
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.store import audit, costs

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
+    from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
@@ -188,6 +189,13 @@ class ServerJobs:
         )
         now = datetime.now(UTC)
         return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)
+
+    def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage:
+        when = f"{month:%Y-%m}" if month is not None else None
+        return self._client.goodput(project=project, month=when, limit=limit)
+
+    def job_goodput(self, job_id: str) -> JobGoodput:
+        return self._client.job_goodput(job_id)
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.client import NotFound

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
+from trainmaster.cli._views.month_option import parse_month
 from trainmaster.core.errors import UsageError
 from trainmaster.core.money.cost import dollars
 
@@ -58,7 +58,7 @@ def cost(
     if job is not None and (project or month or all_time or set_cap):
         raise UsageError("one job is shown whole; leave out --project, --month, --all and --set-cap")
     caps = [_parse_cap(text) for text in set_cap or ()]
-    when = None if all_time or job is not None else _parse_month(month)
+    when = None if all_time or job is not None else parse_month(month)
     with connect(home, server) as jobs:
         for name, period, cents in caps:
             jobs.set_budget(name, period, cents)
@@ -141,15 +141,6 @@ def _parse_cap(text: str) -> tuple[str, str, int | None]:
     if cents > 10**15:
         raise UsageError(f"--set-cap {text}: more money than there is")
     return name, period or "month", cents
-
-
-def _parse_month(text: str | None) -> datetime:
-    if text is None:
-        return datetime.now(UTC)
-    try:
-        return datetime.strptime(text, "%Y-%m").replace(tzinfo=UTC)
-    except ValueError:
-        raise UsageError(f"--month {text}: write a month as 2026-11") from None
 
 
 def _note_budget(project: str, period: str, cents: int | None) -> None:

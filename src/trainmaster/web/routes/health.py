@@ -55,11 +55,11 @@ def ready(request: Request, db: dependencies.Db) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}},
 )
 def metrics(request: Request, db: dependencies.Db) -> Response:
-    """Prometheus metrics: jobs by status, event lag, reconciler ticks, request times, queue depths."""
+    """Prometheus metrics: jobs by status, event lag, reconciler ticks, request times, queue depths, GPU-time by bin."""
     meter: Meter = request.app.state.meter
-    return Response(
-        meter.render(backlog.read_backlog(db), following=request.app.state.followers.open), media_type=meter.media_type
-    )
+    following = request.app.state.followers.open
+    text = meter.render(backlog.read_backlog(db), following=following, sums=request.app.state.ledgers.sums())
+    return Response(text, media_type=meter.media_type)
 
 
 def _reconciler_fault(request: Request) -> str | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainmaster.core.goodput.attempt import NodeTime, Reading, Segment
-from trainmaster.core.goodput.bins import OF_STAGE, Bin
-from trainmaster.core.goodput.history import AttemptHistory, History, Mark, StageChange
+from trainmaster.core.money.goodput.attempt import NodeTime, Reading, Segment
+from trainmaster.core.money.goodput.bins import OF_STAGE, Bin
+from trainmaster.core.money.goodput.history import AttemptHistory, History, Mark, StageChange
 from trainmaster.core.states import Stage
 
 _ON_NODE = (Stage.STAGING, Stage.CHECKING, Stage.RUNNING)

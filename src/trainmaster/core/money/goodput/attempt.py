@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainmaster.core.goodput.bins import BEGINS, LASTED, PARTS, Bin
-from trainmaster.core.goodput.history import Mark
+from trainmaster.core.money.goodput.bins import BEGINS, LASTED, PARTS, Bin
+from trainmaster.core.money.goodput.history import Mark
 
 _US = 1_000_000
 _PATIENCE = 3  # readings without a word before an attempt that goes on counts as stalled
@@ -48,6 +48,7 @@ class NodeTime:
     _open: list[Piece] = field(default_factory=list)  # since the last step
     _step: int | None = None  # the last one, or that of the checkpoint
     _stalls: dict[int, int] = field(default_factory=dict)  # by step saved
+    _due: list[int] = field(default_factory=list)  # the same steps, the next one last
     _slow: float = 0.0  # share of the present reading that a straggler cost
     _laid: list[Segment] = field(default_factory=list)  # durations that events state
     _pace: int | None = None  # of a step, from the readings behind the first
@@ -84,6 +85,7 @@ class NodeTime:
                     paces.append(pace)
                 step = now
             self._laid += _stated(mark)
+        self._due = sorted(self._stalls, reverse=True)
         self._pace = round(statistics.median(paces)) if paces else None
 
     def _repeats(self, mark: Mark) -> bool:
@@ -205,8 +207,10 @@ class NodeTime:
         """Stalls of the saves that began in this reading: those of the step before it up to the one before its last."""
         if step is None or not self._stalls:
             return 0
-        due = [saved for saved in self._stalls if saved < step or (last and saved == step)]
-        return sum(self._stalls.pop(saved) for saved in due)
+        held = 0
+        while self._due and (self._due[-1] < step or (last and self._due[-1] == step)):
+            held += self._stalls.pop(self._due.pop())
+        return held
 
     def _repeated(self, rest: int, step: int | None, steps: int | None) -> int:
         if step is None or self._step is None or steps is None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from trainmaster.core.compat import UTC
-from trainmaster.core.goodput.bins import PRODUCTIVE, Bin
-from trainmaster.core.goodput.history import to_us
-from trainmaster.core.goodput.ledger import Ledger
 from trainmaster.core.money.cost import Span, month_of
+from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
+from trainmaster.core.money.goodput.history import to_us
+from trainmaster.core.money.goodput.ledger import Ledger
 
 _HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -145,3 +145,16 @@ def test_it_needs_no_torch(config: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "fits 8 × H200" in ended.stdout
+
+
+def test_failures_give_the_best_interval_and_the_ettr(config: Path) -> None:
+    plain = ask(config, "--gpu", "H200", "--gpus", "8")["failures"]
+    assert plain["mttf_h"] == pytest.approx(7.9 * 128) and "2410.21680" in plain["mttf_source"]
+    stated = ask(config, "--gpu", "H200", "--gpus", "8", "--mttf", "1", "--restart", "600")["failures"]
+    assert (stated["mttf_h"], stated["restart_s"], stated["mttf_source"]) == (1, 600, "stated")
+    assert stated["ettr_as_configured"] <= stated["ettr"] < plain["ettr"] < 1
+    assert stated["best_every_steps"] < plain["best_every_steps"]
+    assert f"save every {plain['best_every_steps']:,} steps" in " ".join(
+        call(config, "--gpu", "H200", "--gpus", "8")[1].split()
+    )
+    assert ask(config)["failures"]["ettr"] is None  # without a GPU there is no speed

@@ -50,6 +50,8 @@ class Calibration:
     speed: SpeedFacts
     measured_on: str  # the GPU of the measurements
     save_gbps: float  # of one node: a save with hashes, synced
+    save_hold_s_per_gb: float  # that training loses to a save in the background, by the GB of one GPU
+    restart_s: float  # from a failure to the next step
     sources: Mapping[str, str]
     published: tuple[Mapping[str, Any], ...]  # runs of other trainers on several GPUs, each with its source
 
@@ -70,6 +72,8 @@ def parse(document: Mapping[str, Any]) -> Calibration:
         speed=SpeedFacts(**speed),
         measured_on=document["measured_on"],
         save_gbps=document["save_gbps"],
+        save_hold_s_per_gb=document["save_hold_s_per_gb"],
+        restart_s=document["restart_s"],
         sources=document["source"],
         published=tuple(document["published"]),
     )

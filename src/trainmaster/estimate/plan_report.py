@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from trainmaster.core.config import default_lr
 from trainmaster.core.config.schedule import learning_rate
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.gpus import GpuModel
+from trainmaster.core.money.goodput import interval
 from trainmaster.estimate import Cluster, Estimate, calibration, choose, estimate, gpu_bytes, published, shapes
 from trainmaster.estimate.published import FindBus
 from trainmaster.models import family
@@ -33,6 +35,8 @@ def build(
     usd_per_gpu_hour: float | None,
     instance: str | None,
     disk_gbps: float | None,
+    mttf_h: float | None = None,
+    restart_s: float | None = None,
 ) -> dict[str, Any]:
     """The whole plan of a config on a cluster. `words` are the config's arguments on a command line."""
     result = estimate(config, cluster)
@@ -63,6 +67,7 @@ def build(
         "speed_unknown": "it does not fit" if result.fits is False else result.speed_unknown,
         "run": _run(config, result, steps=steps, step_tokens=step_tokens, usd_per_gpu_hour=usd_per_gpu_hour),
         "checkpoint": checkpoint,
+        "failures": _failures(config, cluster, result, checkpoint, mttf_h=mttf_h, restart_s=restart_s),
         "suggestion": _suggestion(config, cluster, words),
         "would_fit": _would_fit(config, cluster, find_bus) if result.fits is False else [],
         "table": _table(config, cluster, find_bus),
@@ -139,6 +144,45 @@ def _checkpoint(config: TrainConfig, cluster: Cluster, result: Estimate, *, disk
         "write_gbps_per_node": per_node,
         "every_steps": config.checkpoint.every_steps,
         "least_every_steps": -(-write_s // step_s) if step_s is not None else None,
+    }
+
+
+def _failures(
+    config: TrainConfig,
+    cluster: Cluster,
+    result: Estimate,
+    checkpoint: dict[str, Any],
+    *,
+    mttf_h: float | None,
+    restart_s: float | None,
+) -> dict[str, Any]:
+    """What failures cost: the best interval between saves, and the ETTR with it and with that of the config."""
+    facts = calibration.load()
+    mttf_s = mttf_h * 3600 if mttf_h is not None else interval.scale_mttf_s(cluster.gpus)
+    costs = interval.Costs(
+        hold_s=facts.save_hold_s_per_gb * checkpoint["bytes"] / cluster.gpus / 1e9,
+        write_s=checkpoint["write_s"],
+        restart_s=restart_s if restart_s is not None else facts.restart_s,
+    )
+    best_s = interval.best_interval_s(costs, mttf_s=mttf_s)
+    row: dict[str, Any] = {
+        "mttf_h": mttf_s / 3600,
+        "mttf_source": "stated" if mttf_h is not None else interval.MTTF_SOURCE,
+        "save_hold_s": costs.hold_s,
+        "restart_s": costs.restart_s,
+        "restart_source": "stated" if restart_s is not None else facts.sources["restart_s"],
+    }
+    if result.speed is None:
+        return row | {"best_every_s": best_s, "best_every_steps": None, "ettr": None, "ettr_as_configured": None}
+    step_s = result.speed.step_s
+    best = max(1, math.ceil(best_s / step_s))
+    # One that writing cannot keep up with begins late: the next save waits for it.
+    own_s = max(config.checkpoint.every_steps * step_s, costs.write_s)
+    return row | {
+        "best_every_s": best * step_s,
+        "best_every_steps": best,
+        "ettr": interval.expected_ettr(costs, every_s=best * step_s, mttf_s=mttf_s),
+        "ettr_as_configured": interval.expected_ettr(costs, every_s=own_s, mttf_s=mttf_s),
     }
 
 

@@ -30,7 +30,7 @@ def show(answer: Mapping[str, Any]) -> None:
     _console.out.print(_memory(answer))
     if answer["speed"] is not None:
         _console.out.print(_speed(answer))
-    for line in (*_run(answer), *_checkpoint(answer), *_suggestion(answer)):
+    for line in (*_run(answer), *_checkpoint(answer), *_failures(answer), *_suggestion(answer)):
         _console.out.print(line, soft_wrap=True)
     _console.out.print()
     _console.out.print("[bold]Where it fits[/], tokens/s in the fastest setting that does")
@@ -125,6 +125,19 @@ def _checkpoint(answer: Mapping[str, Any]) -> list[str]:
     return [
         f"[bold]Checkpoint[/] {saved['bytes'] / 1e9:,.1f} GB: {staged}{_seconds(saved['write_s'])} to disk at "
         f"{saved['write_gbps_per_node']:g} GB/s a node; room for {saved['kept_bytes'] / 1e9:,.1f} GB"
+    ]
+
+
+def _failures(answer: Mapping[str, Any]) -> list[str]:
+    row, own = answer["failures"], answer["checkpoint"]["every_steps"]
+    if row["ettr"] is None:
+        return []
+    source = "" if row["mttf_source"] == "stated" else f" ({row['mttf_source']})"
+    return [
+        f"[bold]Failures[/] one in {_long(row['mttf_h'] * 3600)}{_console.plain(source)}, "
+        f"{_seconds(row['restart_s'])} to the next step: ETTR [bold]{row['ettr']:.2%}[/] with a save every "
+        f"{row['best_every_steps']:,} steps ({_long(row['best_every_s'])}), {row['ettr_as_configured']:.2%} with "
+        f"checkpoint.every_steps={own}"
     ]
 
 

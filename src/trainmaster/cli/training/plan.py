@@ -51,6 +51,8 @@ def plan(
     power: Annotated[
         float | None, typer.Option("--power", min=1, help="Power limit of each GPU in watts; else the datasheet's.")
     ] = None,
+    mttf: Annotated[float | None, typer.Option(min=0.001, help="Hours between failures; else Meta's rate.")] = None,
+    restart: Annotated[float | None, typer.Option(min=0, help="Seconds from a failure to the next step.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")] = False,
 ) -> None:
     """Say what a run will need before it is started: memory by part, speed, time and cost.
@@ -87,6 +89,8 @@ def plan(
         usd_per_gpu_hour=price if price is not None else _list_price(machine),
         instance=machine.name if machine is not None else None,
         disk_gbps=disk,
+        mttf_h=mttf,
+        restart_s=restart,
     )
     if json:
         _console.as_json(answer)

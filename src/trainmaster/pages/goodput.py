@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -55,9 +56,9 @@ def read(
     window = month_of(month) if month is not None else None
     name = f"{window.start:%Y-%m}" if window is not None else None
     total = Tally()
-    by_project: dict[str, Tally] = {}
-    by_target: dict[str, Tally] = {}
-    by_month: dict[str, Tally] = {}
+    by_project: defaultdict[str, Tally] = defaultdict(Tally)
+    by_target: defaultdict[str, Tally] = defaultdict(Tally)
+    by_month: defaultdict[str, Tally] = defaultdict(Tally)
     most = max(1, min(limit, MOST))
     worst: list[tuple[int, str, JobGoodput]] = []
     jobs = 0
@@ -68,15 +69,15 @@ def read(
                 continue
             jobs += 1
             total.add(tally)
-            by_project.setdefault(booked.job.project, Tally()).add(tally)
-            by_target.setdefault(kind_of(booked.job.target), Tally()).add(tally)
+            by_project[booked.job.project].add(tally)
+            by_target[kind_of(booked.job.target)].add(tally)
             for when, part in booked.months.items():
-                by_month.setdefault(when, Tally()).add(part)
-            entry = (tally.total_us - tally.productive_us, booked.job.id, job_goodput(booked, month=name))
+                by_month[when].add(part)
+            rank = (tally.total_us - tally.productive_us, booked.job.id)
             if len(worst) < most:
-                heapq.heappush(worst, entry)
-            elif entry[:2] > worst[0][:2]:
-                heapq.heapreplace(worst, entry)
+                heapq.heappush(worst, (*rank, job_goodput(booked, month=name)))
+            elif rank > worst[0][:2]:
+                heapq.heapreplace(worst, (*rank, job_goodput(booked, month=name)))
     listed = [entry[2] for entry in sorted(worst, key=lambda entry: entry[:2], reverse=True)]
     return GoodputPage(
         month=name,
@@ -171,7 +172,7 @@ def kind_of(target: str) -> str:
     return targets.split(target)[1]
 
 
-def _sums(tallies: dict[str, Tally]) -> tuple[GoodputSum, ...]:
+def _sums(tallies: Mapping[str, Tally]) -> tuple[GoodputSum, ...]:
     return tuple(_sum(name, tallies[name]) for name in sorted(tallies))
 
 

@@ -131,7 +131,7 @@ def test_jobs_wait_for_capacity_and_one_that_may_not_wait_fails_with_its_reason(
     impatient = submit(db, pool, "true", rent={"types": ["host"], "regions": ["mars"]})
     ended = drive(db, tmp_path, *jobs, impatient)
     assert [job.status for job in ended[:3]] == [Status.COMPLETED] * 3, [job.message for job in ended]
-    assert ended[3].reason is Reason.TARGET_ERROR and "no type meets the spec" in ended[3].message
+    assert ended[3].reason is Reason.TARGET_ERROR and "unknown region mars" in ended[3].message
     assert rented(pool) == {}
 
 

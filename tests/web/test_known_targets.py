@@ -73,7 +73,9 @@ def test_an_admin_makes_a_target_known_and_a_user_names_it(closed: TestClient, d
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_granted")
     assert "trainmaster target grant gpus --project lab" in refused.text and str(hosts.parent) not in refused.text
     granted = closed.put("/v1/targets/gpus/projects/lab", json={"user": "tm-lab"}, headers=root)
-    assert granted.json()["granted"] == [{"project": "lab", "user": "tm-lab", "account": "tm-lab", "fault": ""}]
+    assert granted.json()["granted"] == [
+        {"project": "lab", "user": "tm-lab", "account": "tm-lab", "fault": "", "note": ""}
+    ]
     made = closed.post(JOBS, json=SPEC, headers=user)
     assert made.status_code == 201, made.text
     row = jobs.find_job(db, made.json()["id"])
@@ -200,6 +202,8 @@ def test_a_target_that_does_not_say_its_account_is_refused(
 
 SLURM = "folder: /shared/tm\nlogin: {host: login-1, user: alice}\n"
 KUBERNETES = "image: i\nnamespace: default\nservice_account: everything\n"
+# Every pod has one user number: a folder of the node is parted, or one project reads the checkpoints of another.
+DISKS = "volumes: [{mount: /whole, host_path: /data, read_only: true}, {mount: /part, host_path: /nvme}]\n"
 
 
 @pytest.mark.parametrize(
@@ -210,6 +214,7 @@ KUBERNETES = "image: i\nnamespace: default\nservice_account: everything\n"
         ("slurm", SLURM, "tm-lab", ["/shared/tm/tm-lab/jobs/"]),
         ("kubernetes", KUBERNETES, "lab-jobs", ["namespace: lab-jobs", "automountServiceAccountToken: false"]),
         ("kubernetes", KUBERNETES, "lab-jobs/t", ["namespace: lab-jobs", "serviceAccountName: t"]),
+        ("kubernetes", KUBERNETES + DISKS, "lab-jobs", ["mountPath: /part", "subPath: lab-jobs"]),
         ("hyperpod", KUBERNETES, "lab-jobs", ["namespace: lab-jobs", "automountServiceAccountToken: false"]),
     ],
 )
@@ -224,6 +229,7 @@ def test_a_job_is_planned_as_the_account_of_its_project(
     planned = targets.load(word).plan(Placement(attempt=ATTEMPT, spec=job, job_folder=tmp_path / "JOB"))
     for part in expected:
         assert part in planned.render(), planned.render()
+    assert "whole" not in text or planned.render().count("subPath: lab-jobs") == 1, "the read-only one is for all"
     assert "everything" not in planned.render()
 
 

@@ -13,6 +13,7 @@ class TargetGrant:
     user: str | None  # as which its jobs run there; None: the account of the settings
     account: str  # as the target says it: a user, a namespace, a role
     fault: str  # why its jobs cannot run there now; empty: nothing is wrong
+    note: str = ""  # what the machine does not limit, as the memory of a job; empty: nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,7 @@ class Granted:
     user: str | None
     account: str
     fault: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,8 @@ def _describe(word: str, granted: Grant) -> Granted:
     except UsageError as error:
         fault = str(error)
     name = account.name if account is not None else ""
-    return Granted(project=granted.project, user=granted.user, account=name, fault=fault)
+    note = account.note if account is not None else ""
+    return Granted(project=granted.project, user=granted.user, account=name, fault=fault, note=note)
 
 
 def _accounts(db: Database) -> list[tuple[Grant, Account | None]]:

@@ -5,6 +5,7 @@ unshare   a PID namespace: when its first process ends, the kernel ends everythi
           namespace, in which /tmp is a folder of the attempt
 setpriv   the user, none of our groups, and no new privileges: no setuid program raises it
 prlimit   a limit on the processes of that user, TRAINMASTER_JOB_PROCESSES
+cgroup    a limit on the memory of the attempt (memory_limit.py)
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from trainmaster.remote import memory_limit
 
 PROCESSES = "TRAINMASTER_JOB_PROCESSES"
 _PROCESSES = 16_384  # threads count too: 8 ranks with 64 CPUs each have some thousands
@@ -34,11 +37,12 @@ def confine(words: Sequence[str], user: pwd.struct_passwd, *, tmp: Path) -> list
     limit = os.environ.get(PROCESSES, "")
     count = int(limit) if limit.isdecimal() and int(limit) > 0 else _PROCESSES
     own = ["sh", "-c", _BIND, "sh", str(tmp)] if may_hide_tmp(tmp) else []
-    return [
+    words = [
         "unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--", *own,
         "setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--no-new-privs", "--",
         "prlimit", f"--nproc={count}", "--", "sh", "-c", _FIRST, "sh", *words,
     ]  # fmt: skip
+    return memory_limit.limit(words)
 
 
 def may_hide_tmp(tmp: Path) -> bool:

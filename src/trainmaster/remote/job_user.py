@@ -124,9 +124,8 @@ def claim(folder: Path, user: pwd.struct_passwd | None) -> None:
     """
     job = folder.parent.parent
     if user is None:
+        make_private(job)
         folder.mkdir(parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            job.chmod(0o700)  # beside folders that users of other jobs pass through
         return
     job.mkdir(parents=True, exist_ok=True)
     for above in (job.parent.parent, job.parent):  # the user passes to its own folder and lists nothing
@@ -141,6 +140,14 @@ def claim(folder: Path, user: pwd.struct_passwd | None) -> None:
             place = _open_folder(opened, name, dir_fd=place)
         os.fchown(place, os.geteuid(), os.getegid())
         os.fchmod(place, 0o700)
+
+
+def make_private(job: Path) -> None:
+    """Make the folder of a job, which nobody else may enter: the one above it may be open to all users of a disk."""
+    job.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    job.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # made by an earlier job of another user number: as it was left
+        job.chmod(0o700)
 
 
 def give(folder: Path, user: pwd.struct_passwd | None) -> None:

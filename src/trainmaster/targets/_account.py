@@ -12,6 +12,7 @@ class Account:
     name: str  # a Unix user, a namespace and its service account, a role
     places: frozenset[str] = field(default=frozenset())  # machines, clusters or buckets where that account is one
     server: str = ""  # why it has the rights of the server itself; "": it has not
+    note: str = ""  # what is not limited there, for those who grant it
     alone: bool = False  # a machine of its own for each attempt: nothing of other jobs lies there
 
     def is_shared_with(self, other: Account) -> bool:

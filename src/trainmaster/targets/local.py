@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from trainmaster.core.attempt import Handle
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER, Plan
-from trainmaster.remote import job_user, pull
+from trainmaster.remote import confine, job_user, memory_limit, pull
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
 from trainmaster.targets._traits import Traits
@@ -47,7 +48,13 @@ def runs_as(options: str, user: str | None) -> Account:
     common = job_user.find_user()
     if entry is not None and user is not None and common is not None and entry.pw_uid == common.pw_uid:
         server = f"{name} is the user of --job-user, who runs the jobs of every project without one"
-    return Account(name=name, places=frozenset({_HERE}), server=server)
+    return Account(name=name, places=frozenset({_HERE}), server=server, note=_find_note() if entry else "")
+
+
+@functools.cache
+def _find_note() -> str:
+    faults = [("jobs are not confined", confine.find_fault()), ("memory is not limited", memory_limit.find_fault())]
+    return "; ".join(f"{what}: {why}" for what, why in faults if why)
 
 
 async def identify(options: str, user: str | None) -> dict[str, str]:

@@ -145,6 +145,6 @@ def _print(rows: Sequence[KnownTarget], *, json: bool) -> None:
         table.add_column(column)
     for row in rows:
         for one in row.granted or (None,):
-            words = ("–", "–", "") if one is None else (one.project, one.account or "–", one.fault)
+            words = ("–", "–", "") if one is None else (one.project, one.account or "–", one.fault or one.note)
             table.add_row(*map(_console.plain, (row.name, row.word, *words)))
     _console.out.print(table)

@@ -28,7 +28,7 @@ from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.plan import EXIT_FILE, STOP_FILE
 from trainmaster.core.states import TargetState
-from trainmaster.remote import frames
+from trainmaster.remote import frames, job_user
 from trainmaster.remote.attempt_host import AttemptHost
 from trainmaster.remote.package import install
 from trainmaster.remote.slurm import layout, parse
@@ -69,6 +69,7 @@ class LoginNode:
         """Submit an attempt, or find it submitted; the id of its job, null where it will never start."""
         home = str(Path.home())
         place = _path(base)
+        job_user.make_private(place.parent.parent)
         place.mkdir(parents=True, exist_ok=True)
         async with _locked(place):
             if (known := _read_job(place)) is not None:
@@ -215,6 +216,7 @@ class LoginNode:
     async def cancel(self, base: str, nodes: int, tasks: Sequence[int] | None, job: str | None, reason: str) -> Answer:
         """Request save and stop. A job that still waits is taken out of the queue."""
         place = _path(base)
+        job_user.make_private(place.parent.parent)
         place.mkdir(parents=True, exist_ok=True)
         if not (place / STOP_FILE).exists():  # the first reason counts
             _write(place / STOP_FILE, reason + "\n")

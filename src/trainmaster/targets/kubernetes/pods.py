@@ -213,7 +213,8 @@ def mounts(plan: PodPlan) -> list[Object]:
         listed.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 (of the container)
     for number, volume in enumerate(plan.settings.volumes):
         read_only = {"readOnly": True} if volume.read_only else {}
-        listed.append({"name": f"volume-{number}", "mountPath": volume.mount, **read_only})
+        part = {"subPath": volume.sub_path} if volume.sub_path else {}
+        listed.append({"name": f"volume-{number}", "mountPath": volume.mount, **part, **read_only})
     return listed
 
 

@@ -31,6 +31,9 @@ class Volume:
         default=None, pattern=_QUANTITY, example="100Gi", doc="empty folder that ends with the pod"
     )
     read_only: bool = field(default=False, doc="mount it read-only")
+    sub_path: str | None = field(
+        default=None, pattern=r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*", example="team-a", doc="folder of it to mount"
+    )
 
     def faults(self) -> Iterator[Fault]:
         if sum(place is not None for place in (self.claim, self.host_path, self.size)) != 1:
@@ -189,7 +192,14 @@ def with_account(settings: Settings, account: str | None) -> Settings:
     namespace, slash, name = account.partition("/")
     if not re.fullmatch(_NAME, namespace) or (slash and not re.fullmatch(_NAME, name)):
         raise UsageError(f"target: {account!r:.80}: write NAMESPACE or NAMESPACE/SERVICE-ACCOUNT")
-    return replace(settings, namespace=namespace, service_account=name or None)
+    # All pods have one user number: a folder of the node that two projects can write to would be one for both.
+    own = (
+        replace(volume, sub_path="/".join(filter(None, (volume.sub_path, namespace))))
+        if volume.host_path is not None and not volume.read_only
+        else volume
+        for volume in settings.volumes
+    )
+    return replace(settings, namespace=namespace, service_account=name or None, volumes=tuple(own))
 
 
 def load_settings(path: Path | None, *, kind: Kind | None = None) -> Settings:

@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
-	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile secrets rank-kills owner-kills outages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
 help: ## this list
@@ -73,6 +73,9 @@ chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every faul
 
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)
+
+tenant: $(VENV)/.dev system-packages testbed-k8s ## a hostile project beside another on this machine, sshd, Slurm and kubelets: some 90 attempts on each; needs root
+	$(BIN)/pytest -rs tests/hostile/test_tenant.py
 
 test-both: $(VENV)/.dev system-packages ## every test that uses a database on SQLite and on PostgreSQL
 	TRAINMASTER_BOTH_DATABASES=1 $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile tests/control tests/store tests/web -m "not alone"

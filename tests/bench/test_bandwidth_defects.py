@@ -35,7 +35,8 @@ def row(size: int, busbw: float, world: int = 8) -> Row:
 
 
 def verdict(rows: list[Row], key: Key, *, world: int = 8, nodes: int = 1) -> tuple[CheckResult, ...]:
-    members = [Member(rank=rank, host=f"n{rank // 8}", pid=rank, device="NVIDIA H200") for rank in range(world)]
+    device = "NVIDIA H100 80GB HBM3" if key.gpu == "H100" else f"NVIDIA {key.gpu}"
+    members = [Member(rank=rank, host=f"n{rank // 8}", pid=rank, device=device) for rank in range(world)]
     return judge(
         members=members, rows=rows, partial=[], lost=[], planned=len(rows), world=world, nodes=nodes, proof=PROOF,
         keys={"all_reduce": key},
@@ -100,6 +101,27 @@ def test_a_benchmark_without_a_verdict_is_not_a_pass() -> None:
     results = verdict([row(GIB, 5000.0)], key("a GPU nobody knows", 1, "nvlink"))
     assert overall(results) is Overall.INCOMPLETE
     assert exit_code(overall(results)) == 3
+
+
+@pytest.mark.parametrize(
+    ("gpu", "nodes", "busbw", "expected"),
+    [
+        ("L40S", 1, 15.0, Overall.PASS),  # of PCIe 4
+        ("L40S", 1, 1.0, Overall.FAIL),
+        ("H20", 1, 400.0, Overall.PASS),
+        ("H20", 1, 40.0, Overall.FAIL),
+        ("B200", 1, 5000.0, Overall.INCOMPLETE),  # more than its links can carry
+        ("H100", 7, 4.0, Overall.FAIL),  # by what is published for other numbers of nodes
+        ("H100", 7, 300.0, Overall.INCOMPLETE),
+    ],
+)
+def test_a_shape_without_a_baseline_is_judged_by_its_class(
+    gpu: str, nodes: int, busbw: float, expected: Overall
+) -> None:
+    """As a table of nccl-tests is: an own sweep ended INCOMPLETE whatever it measured."""
+    world = 8 * nodes
+    unknown = Key(gpu=gpu, nodes=nodes, gpus_per_node=8, fabric="unknown", collective="all_reduce")
+    assert overall(verdict([row(4 * GIB, busbw, world=world)], unknown, world=world, nodes=nodes)) is expected
 
 
 def test_nothing_measured_is_not_a_pass() -> None:

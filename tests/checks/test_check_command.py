@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from machines import H200, Machine
 from trainmaster.checks import __main__ as plain
 from trainmaster.checks import plan
+from trainmaster.cli import _console
 from trainmaster.cli.main import build
 from trainmaster.core.errors import UsageError
 
@@ -149,3 +150,23 @@ def test_a_bundle_is_sent_whole_and_needs_a_folder(tmp_path: Path) -> None:
     assert "98.32" in (bundle / "report.md").read_text()
     with pytest.raises(UsageError, match="--out"):
         invoke(*replay, "--upload", str(store))
+
+
+@pytest.mark.parametrize(("columns", "beside"), [(80, False), (160, True)])
+def test_on_a_narrow_terminal_the_action_stands_below_its_reason(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, columns: int, beside: bool
+) -> None:
+    machine.gpus(1)
+    machine.edit(0, {"gpu_power_readings/current_power_limit": "400.00 W"})
+    monkeypatch.setattr(_console.out, "_width", columns)
+    _, text = invoke("--replay", str(machine.folder))
+    (line,) = [line for line in text.splitlines() if "lowered to 400 W from" in line]
+    assert ("raise the limit again: nvidia-smi -pl 700" in line) is beside
+    assert ("what to do: raise the limit again:" in text) is not beside
+
+
+def test_a_second_bundle_in_one_folder_is_refused(tmp_path: Path) -> None:
+    words = ("--replay", str(H200), "--out", str(tmp_path / "bundle"), "--only", "ram")
+    assert invoke(*words)[0] == 0
+    with pytest.raises(UsageError, match="already holds a run"):
+        invoke(*words)

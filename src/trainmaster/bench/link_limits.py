@@ -14,15 +14,22 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+from trainmaster.bench import bus_baselines
 from trainmaster.bench.limits import FAIL_BELOW, WARN_BELOW, parse_size, render_size
 from trainmaster.core.compat import read_toml
 from trainmaster.core.errors import UsageError
+from trainmaster.core.gpus import find_gpu
 from trainmaster.core.node_links import LATENCY_BOUND, SHARES, Link, find_node_link
 from trainmaster.core.results import Finding, Verdict, fail, ok, warn
 
 _LEAST_PEERS = 3
 _PEER_SHARES = (0.8, 0.9)
 _OWN_BYTES = ("all_to_all", "sendrecv")  # their bus bandwidth is that of one rank, not of the whole node
+# Of a figure published for the same GPU on other numbers of nodes. Networks of one GPU differ by a factor of five (four
+# adapters of 200 Gb/s, eight of 400), so only a tenfold loss is certain.
+_CLASS_FAILS = 0.12
+_LIKE_ALL_REDUCE = ("all_reduce", "all_gather", "reduce_scatter")
+_MOST = 2.5  # of the link; ours: reductions inside switches double the bus bandwidth at most, more was not measured
 _UNJUDGED = "measured, not judged"
 _ISOLATE = "run `trainmaster isolate` to find the node or link that is slow"
 
@@ -145,8 +152,29 @@ def by_link(finding: Finding, link: Link | None) -> Finding | None:
     own = name in _OWN_BYTES and link.gpus > 1
     limit, words = (link.gbps / link.gpus, f"a GPU's share of {link.words}") if own else (link.gbps, link.words)
     share = at[1] / limit
+    if share > _MOST:
+        return None
     reason = f"{name}: {at[1]:.3g} GB/s at {render_size(at[0])}, {share:.0%} of {words}"
     return _verdict(share, SHARES[link.kind], reason, {**finding.values, "link_gbps": round(limit, 3)})
+
+
+def by_class(finding: Finding, gpu: str, *, nodes: int) -> Finding | None:
+    """Verdict on a shape without a baseline: by the link inside a node, between nodes by published figures of the GPU.
+
+    None where neither is known; between nodes also where it is not far below, because what carried it is not known.
+    """
+    if nodes == 1:
+        return by_link(finding, find_node_link(gpu))
+    model, at = find_gpu(gpu), largest(finding)
+    base = bus_baselines.find(model, nodes=nodes) if model is not None else None
+    if base is None or at is None or at[0] < LATENCY_BOUND or finding.values["collective"] not in _LIKE_ALL_REDUCE:
+        return None
+    share = at[1] / base.gbps
+    if share >= _CLASS_FAILS:
+        return None
+    words = f"{finding.values['collective']}: {at[1]:.3g} GB/s at {render_size(at[0])}, {share:.0%} of {base.source}"
+    action = "see which network carried it (NCCL_DEBUG=INFO), then run `trainmaster isolate`"
+    return fail(words, action=action, **finding.values)
 
 
 def _verdict(share: float, shares: tuple[float, float], reason: str, values: Mapping[str, Any]) -> Finding:

@@ -14,11 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from trainmaster.bench import bus_baselines, limits, link_limits
+from trainmaster.bench import limits, link_limits
 from trainmaster.bench.collectives.transport import Expected, Proof, prove_nccl
 from trainmaster.core.errors import CommandMissing, HostError
-from trainmaster.core.gpus import find_gpu
-from trainmaster.core.node_links import LATENCY_BOUND, find_node_link
+from trainmaster.core.node_links import LATENCY_BOUND
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, nccl_debug, nccl_tests
@@ -41,10 +40,6 @@ _BEGUN = re.compile(r"\bnThread \d|Using devices")
 # reached is a fault of that size. Below 16 MiB latency counts, and a quarter is.
 _HOLE, _SMALL_HOLE, _LEAST_OF_CURVE = 0.5, 0.25, 1 << 20
 _AVERAGE_SLACK = 0.05  # of the printed average: rows are rounded, and some versions average over ranks
-# Of a figure published for the same GPU on other numbers of nodes. Networks of one GPU differ by a factor of five (four
-# adapters of 200 Gb/s, eight of 400), so only a tenfold loss is certain.
-_CLASS_FAILS = 0.12
-_LIKE_ALL_REDUCE = ("all_reduce", "all_gather", "reduce_scatter")
 _PROGRAMS = {"all_to_all": "alltoall"}
 _NAMES = {"alltoall": "all_to_all"}
 
@@ -340,21 +335,7 @@ def _settle(run: Run, speed: Finding) -> Finding:
     models = {device.name for device in run.devices}
     if speed.verdict is not Verdict.SKIP or len(models) != 1 or run.ranks < 2:
         return speed
-    name = models.pop()
-    if len(run.hosts) == 1:
-        return link_limits.by_link(speed, find_node_link(name)) or speed
-    model, at = find_gpu(name), link_limits.largest(speed)
-    base = bus_baselines.find(model, nodes=len(run.hosts)) if model is not None else None
-    if base is None or at is None or at[0] < LATENCY_BOUND or speed.values["collective"] not in _LIKE_ALL_REDUCE:
-        return speed
-    share = at[1] / base.gbps
-    if share >= _CLASS_FAILS:
-        return speed  # what carried it is not known
-    words = (
-        f"{speed.values['collective']}: {at[1]:.3g} GB/s at {limits.render_size(at[0])}, {share:.0%} of {base.source}"
-    )
-    action = "see which network carried it (NCCL_DEBUG=INFO), then run `trainmaster isolate`"
-    return fail(words, action=action, **speed.values)
+    return link_limits.by_class(speed, models.pop(), nodes=len(run.hosts)) or speed
 
 
 def _uneven(run: Run) -> list[Finding]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from nodes import IB, NET, efa, infiniband, interface, match_ibstat, put, rdma, roce
+from nodes import IB, NET, efa, fi_info_text, infiniband, interface, match_ibstat, put, rdma, roce
 
 from machines import PCI, Machine
 from trainmaster import checks
 from trainmaster.checks.fabric.nccl_interfaces import matches
 from trainmaster.core.expect import Expect
-from trainmaster.core.results import Verdict
+from trainmaster.core.results import UNSEEN, Verdict
 
 FABRIC = ["efa", "ib_counters", "ib_ports", "nic_pcie", "roce_gid"]
 
@@ -212,6 +212,51 @@ def test_fi_info_is_found_where_the_installer_puts_it(machine: Machine) -> None:
     machine.refuses("fi_info -p efa", "CommandMissing", "fi_info is not on this machine")
     machine.command("/opt/amazon/efa/bin/fi_info -p efa", told)
     assert machine.verdicts("efa", efa_devices=4) == {None: "pass"}
+
+
+def pod_without(machine: Machine, given: int) -> None:
+    """A pod on a node of four EFA devices that was given the first `given`; libfabric may open no other."""
+    efa(machine, 4, offered=given)
+    names = [f"rdmap{n}s0" for n in range(79, 83)]
+    put(
+        machine,
+        files={f"/sys/class/infiniband_verbs/uverbs{n}/ibdev": f"{name}\n" for n, name in enumerate(names)},
+        lists={
+            "/sys/class/infiniband_verbs": ["abi_version", *(f"uverbs{n}" for n in range(4))],
+            "/dev/infiniband": [f"uverbs{n}" for n in range(given)],
+        },
+    )
+
+
+def test_a_pod_that_was_given_no_efa_is_warned_and_starts(machine: Machine) -> None:
+    pod_without(machine, 0)
+    machine.command("fi_info -p efa", "fi_getinfo: -61 (No data available)\n", exit_code=61)
+    (found,) = machine.judge("efa")
+    assert (found.verdict, found.values[UNSEEN]) == ("warn", ["EFA devices"])
+    machine.refuses("fi_info -p efa", "CommandMissing", "fi_info is not on this machine")  # nor in its image
+    machine.refuses("/opt/amazon/efa/bin/fi_info -p efa", "CommandMissing", "fi_info is not on this machine")
+    assert machine.verdicts("efa") == {None: "warn"}
+    assert "warn" not in machine.verdicts("efa", efa_devices=4).values()  # who wants them is not served
+
+
+def test_a_pod_that_was_given_some_is_judged_by_those(machine: Machine) -> None:
+    pod_without(machine, 2)
+    assert machine.verdicts("efa") == {None: "pass"}
+    assert machine.verdicts("efa", efa_devices=4) == {"rdmap81s0": "fail", "rdmap82s0": "fail"}
+    machine.command("fi_info -p efa", fi_info_text("rdmap79s0"))
+    assert machine.verdicts("efa") == {"rdmap80s0": "fail"}
+
+
+@pytest.mark.parametrize(("driver", "verdict"), [("efa", "warn"), (None, "fail")])
+def test_devices_in_another_rdma_namespace_are_told_from_those_without_a_driver(
+    machine: Machine, driver: str | None, verdict: str
+) -> None:
+    efa(machine, 2)
+    put(machine, files={}, lists={"/sys/class/infiniband": [], "/dev/infiniband": []})
+    for number in (79, 80):
+        line = f"DRIVER={driver}\n" if driver else ""
+        machine.file(f"/sys/bus/pci/devices/0000:{number:02x}:00.0/uevent", f"{line}PCI_CLASS=20000\n")
+    assert verdict in machine.verdicts("efa").values()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from trainmaster.bench import limits
+from trainmaster.bench import limits, link_limits
 from trainmaster.bench.collectives.result import PLANNED, Lost, Member, Row, Wrong
 from trainmaster.bench.collectives.transport import Proof
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
@@ -32,7 +32,9 @@ def judge(
         _ranks(rows, lost, planned, world, nodes),
         _data(rows, partial, members, world),
         [proof.finding],
-        _bandwidth(rows, names, keys, limits.load() if baselines is None else baselines, least_gbps)
+        _settle(
+            _bandwidth(rows, names, keys, limits.load() if baselines is None else baselines, least_gbps), members, nodes
+        )
         if world > 1
         else [error("one rank sends nothing to anybody", action="run with two ranks or more")],
     )
@@ -105,6 +107,18 @@ def _bandwidth(
         )
         for name in names
     ]
+    return findings
+
+
+def _settle(findings: list[Finding], members: Sequence[Member], nodes: int) -> list[Finding]:
+    """A verdict for each collective without a baseline, by the class of its GPUs, as nccl-tests' curves have one."""
+    devices = {member.device for member in members}
+    if len(devices) == 1:
+        (gpu,) = devices
+        findings = [
+            (finding.verdict is Verdict.SKIP and link_limits.by_class(finding, gpu, nodes=nodes)) or finding
+            for finding in findings
+        ]
     if all(finding.verdict is Verdict.SKIP for finding in findings):
         # Measured is not judged: a PASS would claim a comparison that was not made.
         words = "measured, not judged: there is no baseline for any of it" if findings else "nothing was measured"

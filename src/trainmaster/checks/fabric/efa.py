@@ -1,4 +1,8 @@
-"""Every EFA device is there, up, and offered by libfabric. One that is not makes NCCL fall back to TCP, or hang."""
+"""Every EFA device is there, up, and offered by libfabric. One that is not makes NCCL fall back to TCP, or hang.
+
+A container sees the adapters of its node in /sys also where it was given none of them, or only some: those it was not
+given are no fault of the node, and warn where nothing says that they are wanted.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from trainmaster.checks.contract import VERDICT
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect, implies_efa
-from trainmaster.core.results import Finding, error, fail, ok, skip
+from trainmaster.core.results import UNSEEN, Finding, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, fi_info
 
@@ -25,6 +29,7 @@ METRICS = {
     "network.efa_available": VERDICT,
     "network.efa_providers": "devices",
 }
+VERBS = "/sys/class/infiniband_verbs"
 # Amazon's installer uses a folder that is on PATH only in a login shell.
 TOOLS = ("fi_info", "/opt/amazon/efa/bin/fi_info")
 
@@ -35,6 +40,8 @@ class Efa:
     devices: tuple[_rdma_devices.Device, ...]  # those with a driver
     unknown: tuple[_rdma_devices.Device, ...] = ()  # RDMA devices whose driver cannot be read: they may be EFA's
     bus_trouble: str | None = None  # why the bus is unknown
+    closed: frozenset[str] = frozenset()  # devices that this container was not given
+    hidden: int = 0  # devices on the bus with a driver, of which this container is shown no RDMA device
     answer: fi_info.FiInfo | None
     trouble: str | None  # why there is no answer of fi_info
 
@@ -49,14 +56,35 @@ def read(host: Host) -> Efa:
         on_bus = tuple(address for address in found if _device_id(host, address).startswith("0xefa"))
     except HostError as failure:
         bus_trouble = str(failure)
+    devices = tuple(device for device in every if device.efa)
     return Efa(
+        closed=_find_closed(host) & {device.name for device in devices},
+        hidden=sum(_has_driver(host, address) for address in on_bus) if not every else 0,
         on_bus=on_bus,
         bus_trouble=bus_trouble,
-        devices=tuple(device for device in every if device.efa),
+        devices=devices,
         unknown=tuple(device for device in every if device.unknown),
         answer=answer,
         trouble=trouble,
     )
+
+
+def _find_closed(host: Host) -> frozenset[str]:
+    """RDMA devices for which the kernel has a file and /dev has none: outside a container it makes both."""
+    try:
+        files = system_files.list_optional(host, "/dev/infiniband") or ()
+        verbs = [entry for entry in system_files.list_optional(host, VERBS) or () if entry.startswith("uverbs")]
+        return frozenset(host.read(f"{VERBS}/{entry}/ibdev").strip() for entry in verbs if entry not in files)
+    except HostError:
+        return frozenset()  # then they are judged as any other
+
+
+def _has_driver(host: Host, address: str) -> bool:
+    """Whether the driver is bound: its RDMA device is then in another namespace (rdma system, netns exclusive)."""
+    try:
+        return re.search(r"^DRIVER=efa$", host.read(f"{system_files.PCI}/{address}/uevent"), re.MULTILINE) is not None
+    except HostError:
+        return False
 
 
 def _device_id(host: Host, address: str) -> str:
@@ -82,6 +110,9 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
         return [fail(reason, action="use a node with EFA, or give the container its EFA devices")]
     if not wanted:
         return [skip("no EFA device here and none expected", proof="the PCI bus and /sys/class/infiniband show none")]
+    given = [device for device in efa.devices if device.name not in efa.closed]
+    if not implied and not given and not unread and (efa.closed or (efa.hidden and efa.hidden == len(efa.on_bus))):
+        return [_judge_ungiven(efa, there)]
     if efa.devices and not efa.on_bus and efa.bus_trouble is None:
         return [error("EFA devices are not on the PCI bus", action="read /sys/bus/pci/devices by hand")]
     names = [device.name for device in efa.devices]
@@ -94,8 +125,19 @@ def judge(efa: Efa, expect: Expect) -> list[Finding]:
     findings += unread
     findings += _judge_rates(efa)
     if names or len(efa.on_bus) >= wanted:
-        findings += _judge_provider(efa, names, values)
+        wished = names if implied else [device.name for device in given]
+        findings += _judge_provider(efa, wished, values)
     return findings or [ok(f"{len(names)} devices, all offered by libfabric's efa provider", **values)]
+
+
+def _judge_ungiven(efa: Efa, there: int) -> Finding:
+    """Warning of a container that was given none of its node's devices: whether they work is not seen."""
+    shown = "no file in /dev/infiniband opens them" if efa.closed else "their RDMA devices are in another namespace"
+    reason = f"this container was given none of the {there} EFA devices of its node ({shown}): NCCL uses TCP"
+    action = (
+        "ask for vpc.amazonaws.com/efa if ranks of several nodes work together; efa_devices=0 says that none is meant"
+    )
+    return warn(reason, action=action, **{UNSEEN: ["EFA devices"]}, on_bus=len(efa.on_bus))
 
 
 def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:

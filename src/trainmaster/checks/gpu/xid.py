@@ -113,7 +113,9 @@ def _judge_log(evidence: Evidence, expect: Expect) -> list[Finding]:
     except ParseError as exc:
         return [error(str(exc), action=f"mend {SITE} or --expect xids=")]
     if without is not None:
-        return [without, *_judge_host(evidence, evidence.log, catalog, expect)]
+        findings = list(_judge_host(evidence, evidence.log, catalog, expect))
+        # What the log shows of the machine is the answer; that there is no GPU is `gpu_count`'s.
+        return findings if findings and without.verdict is Verdict.SKIP else [without, *findings]
     return list(_judge(evidence, evidence.log, catalog, expect))
 
 

@@ -34,6 +34,7 @@ class Clock:
     synchronised: bool | None  # by that service's word
     offset_s: float | None
     unread: str | None = None  # a tool that answered with exit code 0 and no readable text
+    silent: tuple[str, ...] = ()  # why each tool gave no answer
 
 
 def read(host: Host) -> Clock:
@@ -44,18 +45,20 @@ def read(host: Host) -> Clock:
         raise
     except HostError:
         pass  # seccomp may forbid it; a service may still answer
+    silent = []
     for argv, parse in (
         (("chronyc", "-c", "tracking"), parse_chronyc),
         (("ntpq", "-c", "rv"), parse_ntpq),
         (("timedatectl", "show"), parse_timedatectl),
     ):
-        text = _run_tool(host, *argv)
+        text, cause = _run_tool(host, *argv)
+        silent += [cause] if cause is not None else []
         state = parse(text) if text is not None else None
         if text is not None and state is None:
             return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None, unread=argv[0])
         if state is not None:
             return Clock(kernel=kernel, service=argv[0], synchronised=state[0], offset_s=state[1])
-    return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None)
+    return Clock(kernel=kernel, service=None, synchronised=None, offset_s=None, silent=tuple(silent))
 
 
 def judge(clock: Clock, expect: Expect) -> Finding:
@@ -70,11 +73,10 @@ def judge(clock: Clock, expect: Expect) -> Finding:
                 "neither the kernel nor a time service reports the state of the clock", action=_ACTION, **values
             )
         if clock.service is None:
-            reason = "no time service answers on this machine and the kernel's clock is not steered"
+            why = ", ".join(clock.silent) or "none was asked"
+            reason = f"no time service answers here ({why}), and the kernel's clock is not steered"
             if expect.clock_offset_s is None:
-                return skip(
-                    reason, proof="chronyc, ntpq and timedatectl are not installed or have no service", **values
-                )
+                return skip(reason, proof=f"{why}; the kernel reports an unsynchronised clock (adjtimex)", **values)
             return error(f"{reason}: its offset cannot be known", action=_ACTION, **values)
         reason = f"{clock.service} says that the clock is not synchronised"
         return (warn if expect.clock_offset_s is None else fail)(reason, action=_ACTION, **values)
@@ -127,13 +129,15 @@ def parse_timedatectl(text: str) -> ServiceState:
     return (match[1] == "yes", None) if match else None
 
 
-def _run_tool(host: Host, *argv: str) -> str | None:
-    """What a service's tool prints; None where there is no tool or no service behind it."""
+def _run_tool(host: Host, *argv: str) -> tuple[str | None, str | None]:
+    """What a service's tool prints, or why there is no answer: no tool, or no service behind it."""
     try:
         result = host.run(*argv, timeout_s=10.0)
     except CommandMissing:
-        return None
-    return result.stdout if result.exit_code == 0 else None
+        return None, f"{argv[0]} is not installed"
+    if result.exit_code:
+        return None, f"{argv[0]} ended with {result.exit_code}"
+    return result.stdout, None
 
 
 def _seconds(text: str) -> float | None:

@@ -173,11 +173,11 @@ def _print_json(
 
 
 def _print_text(node: NodeHealth | None, health: ClusterHealth, changes: list[Change] | None, *, since: str) -> None:
-    from trainmaster.cli._views import cluster_table
+    from trainmaster.cli._views import check_table, cluster_table
     from trainmaster.cli._views import diff as _diff
 
     if node is not None:
-        _show(node)
+        check_table.show(node)
     else:
         cluster_table.show(health)
     _note_unchecked_gpus(health)
@@ -375,36 +375,6 @@ class _Quiet:
 def read_names(words: list[str] | None) -> list[str]:
     """`--only a --only b` and `--only a,b` are the same."""
     return [name.strip() for word in words or [] for name in word.split(",") if name.strip()]
-
-
-def _show(health: NodeHealth) -> None:
-    """What was judged, a row each; then what does not apply, folded by its reason."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from trainmaster.checks import document
-    from trainmaster.cli import _console
-    from trainmaster.core.results import Verdict
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("check", "device", "verdict", "reason", "what to do"):
-        table.add_column(title, overflow="fold")
-    skipped: dict[str, list[str]] = {}
-    judged: dict[tuple[str, str, str, str], list[str]] = {}  # findings that say the same are one row
-    for result in health.results:
-        for finding in result.findings:
-            if finding.verdict is Verdict.SKIP:
-                skipped.setdefault(finding.reason, []).append(" ".join(filter(None, (result.check, finding.device))))
-                continue
-            key = (finding.device or "", str(finding.verdict), finding.reason, finding.action or "")
-            judged.setdefault(key, []).append(result.check)
-    for (device, verdict, reason, action), checks in judged.items():
-        label = ", ".join(checks) if len(checks) <= 3 else f"{', '.join(checks[:2])} and {len(checks) - 2} more"
-        table.add_row(label, _console.plain(device), _console.paint(verdict), escape(reason), escape(action))
-    _console.out.print(table)
-    for reason, names in skipped.items():
-        _console.out.print(f"[dim]skip  {escape(', '.join(names))}: {escape(reason)}[/]")
-    _console.out.print(f"{_console.paint(str(health.overall))}  {escape(document.count_line(health))}")
 
 
 def _note_unchecked_gpus(health: ClusterHealth) -> None:

@@ -26,11 +26,12 @@ def test_events_come_in_order_with_their_fields(run_here: RunHere, tmp_path: Pat
     steps = ["STEP metrics"] * 4
     evaluation = ["EVAL_TRAINING start", "EVAL_MODEL metrics", "EVAL_TRAINING end", "CHECKPOINT saved"]
     assert said == [
-        "TRAINING start",
-        *steps, *evaluation, "TRAINING epoch_complete 1",
+        "START part", "START part", "TRAINING start", "STEP metrics", "START part", "START done",
+        *steps[1:], *evaluation, "TRAINING epoch_complete 1",
         *steps[:2], *evaluation, "TRAINING epoch_complete 2",
         "TRAINING end",
     ]  # fmt: skip
+    assert [item["data"]["part"] for item in ran.named("START", "part")] == ["build", "load", "first_step"]
     by_name = {f"{item['phase']} {item['event']}": item["data"] for item in ran.events}
     assert set(by_name["TRAINING start"]) == set(
         "steps parameters ranks device device_name precision batch_sequences sequence_tokens resumed_from torch "

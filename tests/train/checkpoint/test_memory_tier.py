@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +89,27 @@ def test_memory_of_one_node_outlives_the_process_and_says_no_more(
     assert again.losses == unbroken.losses  # bit-equal
 
 
+def flip(*folders: Path) -> None:
+    """One bit of each shard: its size does not show it."""
+    for shard in (shard for folder in folders for shard in folder.glob("**/*.distcp")):
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [(spoil, r".*__0_0.distcp has 4 bytes instead of \d+"), (flip, ".* does not match its SHA-256")],
+    ids=["size", "bit"],
+)
 def test_damaged_memory_is_rejected_by_its_name_and_the_disk_taken(
-    run_here: RunHere, tmp_path: Path, shm: Path
+    run_here: RunHere, tmp_path: Path, shm: Path, damage: Callable[..., None], why: str
 ) -> None:
     run_here(tmp_path, config(), stop=StopAfter(6))
-    spoil(shm)
+    damage(shm)
     again = run_here(tmp_path, config())
-    rejected = [(item["data"]["tier"], item["data"]["why"]) for item in again.named("CHECKPOINT", "rejected")]
-    assert rejected == [("memory", "1 of 2 files are on no node, as __0_0.distcp")]
+    (rejected,) = (item["data"] for item in again.named("CHECKPOINT", "rejected"))
+    assert rejected["tier"] == "memory" and re.fullmatch(why, rejected["why"]), rejected
     assert tiers(again, "loaded") == [(6, "disk")]
 
 

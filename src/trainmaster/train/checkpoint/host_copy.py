@@ -2,7 +2,8 @@
 
 The weights and moments on a GPU change in the optimizer's step alone, so their copy may take the whole forward and
 backward pass of the next step. It runs on a stream of its own, into memory that the GPU can write by itself (pinned).
-That memory is taken once, in the background from the start of the run: it takes seconds to come by.
+That memory is taken once, in the background once the run is loaded: it takes seconds to come by, and a load would share
+the driver and the memory's bandwidth with it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class HostCopy:
 
     def __init__(self, device: torch.device, sizes: Sequence[int]) -> None:
         """`sizes` in bytes of the tensors to come, as far as they are known."""
-        self._device = device
+        self._device, self._sizes = device, sizes
         self._blocks: list[Tensor] = []
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
@@ -37,7 +38,12 @@ class HostCopy:
         self._reserving: threading.Thread | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._reserving = threading.Thread(target=self._reserve_ahead, args=(_layout(sizes)[0],), daemon=True)
+
+    def reserve(self) -> None:
+        """Begin to take the memory, in the background; without it the first copy does."""
+        if self._stream is not None and self._reserving is None:
+            blocks = _layout(self._sizes)[0]
+            self._reserving = threading.Thread(target=self._reserve_ahead, args=(blocks,), daemon=True)
             self._reserving.start()
 
     def copy(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -81,6 +81,10 @@ class Snapshots:
             arrived=arrived,
         )
 
+    def reserve(self) -> None:
+        """Take the memory of the copies ahead of the first of them."""
+        self._copy.reserve()
+
     def fence(self) -> None:
         """Order the next update of the weights behind the copy."""
         self._copy.fence()

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.layout import INDEX
-from trainmaster.train.checkpoint.load import as_of_today, must_match
+from trainmaster.train.checkpoint.load import as_of_today, must_match, read_manifest
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.protocol import Run
 from trainmaster.train.checkpoint.tiers import memory
@@ -34,7 +34,6 @@ class Replicas:
     """Every method is called on all ranks alike, and fails on all alike (RankError)."""
 
     name = MEMORY
-    verifies = True
 
     def __init__(
         self,
@@ -61,6 +60,11 @@ class Replicas:
     def nodes(self) -> int:
         """Memories that can be lost one by one. With one there is nowhere to put a copy."""
         return len(self._ranks_on)
+
+    @property
+    def verifies(self) -> bool:
+        """With one node nothing is moved before the load, which then compares every byte while it reads it."""
+        return self.nodes > 1
 
     def save(
         self,
@@ -127,10 +131,12 @@ class Replicas:
         return sorted({step for part in self._inventories() for step in part}, reverse=True)
 
     def fetch(self, step: int) -> tuple[Path, Manifest]:
-        """The folder on this rank's node, with all its ranks need, verified; the rest comes from other nodes."""
+        """The folder on this rank's node, with all its ranks need; with other nodes verified, and completed by them."""
         path = manifests.path_of(self._folder, step)
         manifest = self._choose(step)
         self._check(manifest)
+        if self.nodes == 1:
+            return path, rank_sync.on_first(lambda: read_manifest(path), group=self._loads)
         rank_sync.on_all(lambda: path.mkdir(mode=0o700, exist_ok=True), group=self._loads)
         here = self._verify(path, manifest)
         lost = sorted(set(manifest.files) - {name for names in here for name in names})

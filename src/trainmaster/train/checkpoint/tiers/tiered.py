@@ -127,6 +127,7 @@ class Tiered:
             threads=self._threads,
             group=self._loads,
         )
+        self._snapshots.reserve()  # while the model is compiled
         # Training first and failing at the last step would lose the whole run. Memory may be saved to meanwhile.
         if unlocked is not None and self._memory is None:
             raise CannotSave(f"no checkpoint can be saved in {self._disk}: {unlocked}")

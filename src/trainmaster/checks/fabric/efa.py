@@ -137,7 +137,8 @@ def _judge_ungiven(efa: Efa, there: int) -> Finding:
     action = (
         "ask for vpc.amazonaws.com/efa if ranks of several nodes work together; efa_devices=0 says that none is meant"
     )
-    return warn(reason, action=action, **{UNSEEN: ["EFA devices"]}, on_bus=len(efa.on_bus))
+    values: dict[str, Any] = {UNSEEN: ["EFA devices"], "on_bus": len(efa.on_bus)}
+    return warn(reason, action=action, **values)
 
 
 def _judge_few(efa: Efa, wanted: int, values: dict[str, Any]) -> Finding:

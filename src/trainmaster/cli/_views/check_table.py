@@ -5,7 +5,6 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from trainmaster.checks import document
 from trainmaster.cli import _console
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import Verdict
@@ -15,6 +14,8 @@ WIDE = 120  # columns; with fewer, five columns would break each sentence into w
 
 def show(health: NodeHealth) -> None:
     """Print it. On a narrow terminal the action stands below its reason, not beside it."""
+    from trainmaster.checks import document
+
     wide = _console.out.width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("check", "device", "verdict", "reason", *(["what to do"] if wide else [])):

@@ -20,7 +20,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ _COMPILER = (
     "torch._inductor.runtime.triton_heuristics",
 )
 _DRIVER = Path("/dev/nvidiactl")
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def serve(config: str) -> int:
@@ -79,11 +80,25 @@ def import_all(config: str) -> None:
         names = (*names, f"trainmaster.models.{wanted.model.family_name}.model")
         compiles = wanted.parallel.compile != "off" and wanted.device != "cpu" and _DRIVER.exists()
         names = (*names, *(_COMPILER if compiles or wanted.parallel.compile == "on" else ()))
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            sys.stderr.write(f"{name} is not imported ahead: {error}\n")
+    with _without_driver():
+        for name in names:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                sys.stderr.write(f"{name} is not imported ahead: {error}\n")
+
+
+@contextlib.contextmanager
+def _without_driver() -> Iterator[None]:
+    """Have torch count GPUs through NVML: the compiler asks at its import, and CUDA's own count starts a thread."""
+    given = os.environ.get(_COUNT_BY_NVML)
+    os.environ[_COUNT_BY_NVML] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_COUNT_BY_NVML)
+        if given is not None:
+            os.environ[_COUNT_BY_NVML] = given
 
 
 def find_fault() -> str | None:

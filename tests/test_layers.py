@@ -40,7 +40,7 @@ NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
         "core node checks models datasets train bench estimate agent remote targets storage cluster sagemaker_job "
-        "store control pages report web sim client cli api documents"
+        "drill store control pages report web sim client cli api documents"
     ).split()
 )
 
@@ -51,7 +51,11 @@ TABLE = {
     "checks": rule("core node"),
     "models": rule("core", "torch", "safetensors"),
     "datasets": rule("core", "torch", "tokenizers datasets huggingface_hub pyarrow PIL"),
-    "train": rule("core node models datasets storage", "torch", "amzn_sagemaker_checkpointing", ours_lazy="documents"),
+    # The witness is put into a stranger's process: it has torch, and whatever else is imported there already.
+    "drill": rule("core node", third_lazy="torch"),
+    "train": rule(
+        "core node models datasets storage drill", "torch", "amzn_sagemaker_checkpointing", ours_lazy="documents"
+    ),
     "bench": rule("core node models datasets train", "torch"),
     "estimate": rule("core models"),  # only what needs no torch: tests/models/test_numerics.py runs a plan without it
     "remote": rule("core", third_lazy="boto3"),  # boto3 is in every SageMaker container

@@ -14,7 +14,7 @@ from pathlib import Path
 from trainmaster.remote import bootstrap
 
 # What checks, benchmarks, the agent and the trainer import on a node, and what the control half starts there.
-FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "train", "storage", "agent", "remote")
+FOLDERS = ("core", "node", "checks", "bench", "models", "datasets", "drill", "train", "storage", "agent", "remote")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,13 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
+from trainmaster.cli.training import _command_drill as command_drill
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.results import exit_code
@@ -19,21 +20,45 @@ from trainmaster.core.schema import build_new
 from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
+    from trainmaster.cli._views.drill_report import Report
     from trainmaster.train.drill.plan import DrillPlan
 
 
 def drill(
-    config: Annotated[Path, typer.Argument(help="The training config as YAML.")],
-    values: Annotated[list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value.")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(help="A training config, a job spec with a `command:`, or after `--` the command itself."),
+    ] = None,
+    values: Annotated[
+        list[str] | None, typer.Argument(help="Values to put over the file's: key.path=value; or the command's words.")
+    ] = None,
+    command: Annotated[
+        Path | None, typer.Option("--command", metavar="JOB.yaml", help="A job spec with a `command:`.")
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", "-n", min=1, help="Ranks; without: one per GPU, or two on CPUs.")
+        int | None,
+        typer.Option("--processes", "-n", min=1, help="Ranks; without: one per GPU, or two on CPUs; a command: one."),
     ] = None,
     other: Annotated[
         int | None,
         typer.Option(min=0, help="Ranks of the last resume; without: half as many. 0 leaves it out, as one GPU does."),
     ] = None,
-    kills: Annotated[int, typer.Option(min=1, max=20, help="How often the run is killed.")] = 4,
+    kills: Annotated[
+        int | None, typer.Option(min=1, max=20, help="How often the run is killed.", show_default="4")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the kills: the same seed kills at the same places.")] = 0,
+    strike: Annotated[
+        list[str] | None, typer.Option(help="Of a command: only these strikes; `list` names them.", metavar="NAME")
+    ] = None,
+    resume_command: Annotated[
+        str | None, typer.Option(help="Of a command: what starts it again; without: the same command.")
+    ] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Of a command: its files; without: the spec's folder, or this one.")
+    ] = None,
+    link: Annotated[
+        list[str] | None, typer.Option(help="Of a command: an entry of its files to link, not to copy.", metavar="NAME")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the report, and every attempt's logs and events.")
     ] = None,
@@ -41,27 +66,49 @@ def drill(
 ) -> None:
     """Prove that a run is never lost: train, kill ranks with SIGKILL, damage a checkpoint, resume, compare.
 
-    First the run is trained undisturbed, short: 40 steps and eight saves unless you state `steps=` and
-    `checkpoint.every_steps=`; what is changed is printed. Then the same run is killed again and again at places drawn
-    from the seed, the newest checkpoint gets a flipped bit, and the last resume is on another number of ranks. Shown
-    for each kill: what was lost, and from where it went on. Asked of the whole: losses bit-equal to the undisturbed
-    run's (within 0.001 on another number of ranks), every sample consumed once and in order, never more lost than
-    stated, never a silent start at step 0.
+    A training config is drilled with our trainer: once undisturbed, short (40 steps and eight saves unless you state
+    `steps=` and `checkpoint.every_steps=`), then killed at places drawn from the seed, with a flipped bit in the newest
+    checkpoint and the last resume on another number of ranks.
 
-    Checkpoints go to a folder of the drill's own: your runs are not touched. Ends with 0 (PASS), 1 (FAIL), 2 (wrong
-    usage), 3 (INCOMPLETE: something planned was not reached).
+    A command is any program that trains with torch, unchanged: twice undisturbed, then struck by SIGKILL, SIGTERM and
+    SIGSTOP, during a save and before one, with damaged checkpoints. Weights, optimizer, learning rate, random numbers
+    and data are compared step by step; what is not restored is named with its cause. It works in copies of its folder.
+
+    Your own runs are not touched. Ends with 0 (PASS), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: something planned was
+    not reached or could not be seen).
 
     [bold]Examples[/]
-
-      trainmaster drill llama.yaml
 
       trainmaster drill llama.yaml --kills 8 --seed 7 --out proof/
 
       trainmaster drill llama.yaml steps=200 checkpoint.every_steps=10 --processes 8 --other 6
 
-      trainmaster drill llama.yaml device=cpu --json
+      trainmaster drill --out proof/ -- python train.py --steps 200
+
+      trainmaster drill job.yaml --strike all --strike saving
     """
-    words = values or []
+    _refuse_full(out)
+    options = command_drill.Options(
+        strike=tuple(strike or ()), resume_command=resume_command, workdir=workdir, link=tuple(link or ())
+    )
+    setup = command_drill.choose(config, values or [], command, options)
+    if setup is not None:
+        if other is not None or kills is not None:
+            raise UsageError("--other and --kills belong to the drill of a training config; a command takes --strike")
+        setup = command_drill.settle(setup, processes, seed)
+        if not as_json:
+            command_drill.show_plan(setup)
+        _prove(lambda folder, say: command_drill.run(setup, folder, say), out, as_json=as_json)
+    assert config is not None, "without a config there is a command"
+    plan = _plan(Path(config), values or [], processes=processes, other=other, kills=kills or 4, seed=seed)
+    if not as_json:
+        _show_plan(plan)
+    _prove(lambda folder, say: _run(plan, folder, say), out, as_json=as_json)
+
+
+def _plan(
+    config: Path, words: list[str], *, processes: int | None, other: int | None, kills: int, seed: int
+) -> DrillPlan:
     document = yaml_file.load(config)
     kind.require_config(document, config)
     wanted = document.read(lambda value: build_new(TrainConfig, yaml_file.override(value, words)), words)
@@ -72,28 +119,41 @@ def drill(
     for count in filter(None, (ranks, other)):
         if faults := list(wanted.faults_on(count)):
             raise SpecError(faults)
+    from trainmaster.train.drill import plan as plans
+
+    given = {word.partition("=")[0] for word in words}
+    return plans.make(wanted, processes=ranks, other=other, kills=kills, seed=seed, limit=limit, given=given)
+
+
+def _run(plan: DrillPlan, folder: Path, say: Callable[[str, int, int], None]) -> Report:
+    from trainmaster.cli._views import drill_proof
+    from trainmaster.train.drill.run import Drill
+
+    return drill_proof.report(Drill(plan, folder, say).run())
+
+
+def _refuse_full(out: Path | None) -> None:
     if out is not None and out.exists() and any(out.iterdir()):
         raise UsageError(f"--out {out}: not empty; name a new folder")
 
-    from trainmaster.cli._views import drill_proof
-    from trainmaster.train.drill import plan as plans
-    from trainmaster.train.drill.run import Drill
 
-    given = {word.partition("=")[0] for word in words}
-    plan = plans.make(wanted, processes=ranks, other=other, kills=kills, seed=seed, limit=limit, given=given)
-    if not as_json:
-        _show_plan(plan)
+def _prove(
+    run: Callable[[Path, Callable[[str, int, int], None]], Report], out: Path | None, *, as_json: bool
+) -> NoReturn:
+    """Run a drill in its folder, show and keep its report, and end with its exit code."""
+    from trainmaster.cli._views import drill_report
+
     with _interruptible(), _folder(out) as folder, _progress(quiet=as_json) as say:
-        proof = Drill(plan, folder.absolute(), say).run()
+        report = run(folder.absolute(), say)
         if out is not None:
-            drill_proof.save(proof, out)
+            drill_report.save(report, out)
     if as_json:
-        _console.as_json(drill_proof.document(proof))
+        _console.as_json(report.document)
     else:
-        drill_proof.show(proof)
+        drill_report.show(report)
         if out is not None:
             _console.note(f"report in {out}")
-    raise typer.Exit(exit_code(proof.overall))
+    raise typer.Exit(exit_code(report.overall))
 
 
 def count_gpus(config: TrainConfig) -> int | None:
@@ -140,7 +200,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         def tell(label: str, _done: int, total: int) -> None:
             if label not in begun:
                 begun.add(label)
-                _console.note(f"{label}: {total} steps")
+                _console.note(f"{label}: {total} steps" if total > 1 else label)  # 1: not known yet
 
         yield tell
         return
@@ -155,7 +215,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
                 for task in tasks.values():
                     bar.stop_task(task)
                 tasks[label] = bar.add_task(_console.plain(label), total=total)
-            bar.update(tasks[label], completed=done)
+            bar.update(tasks[label], completed=done, total=max(done, total))
 
         yield say
 

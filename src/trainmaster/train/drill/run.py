@@ -7,22 +7,19 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from trainmaster.core.config.train import TrainConfig
-from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.files import read_small
-from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
+from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, Plan
 from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
+from trainmaster.drill import attempt as engine
+from trainmaster.drill.attempt import DrillFailed
+from trainmaster.drill.folders import flip_bit
 from trainmaster.node.owner import is_gone, name_process
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.drill import judge, record, sample_log
@@ -31,16 +28,11 @@ from trainmaster.train.drill.judge import Damaged, Resume
 from trainmaster.train.drill.plan import DrillAttempt, DrillPlan
 from trainmaster.train.drill.record import Attempt
 
-_LOOK_S = 0.2
 _GRACE_S = 10.0  # for ranks whose peer was killed: they hold nothing that anybody wants
 CLAIMS = (
     "strikes", "start", "acknowledged", "bound", "losses", "other ranks", "samples", "damage", "end", "in place",
     "processes",
 )  # fmt: skip
-
-
-class DrillFailed(TrainmasterError):
-    """The drill itself could not be done: the undisturbed run failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +98,12 @@ class Drill:
     def _undisturbed(self, memory: Path) -> Attempt:
         config = self._config("reference", memory)
         folder = self.folder / "reference" / "attempt-1"
-        attempt = self._attempt("undisturbed run", folder, config, ranks=self.plan.attempts[0].ranks, variables={})
-        if set(attempt.codes) != {0}:
-            raise DrillFailed(f"the undisturbed run failed, so there is nothing to compare with: {_last_words(folder)}")
-        return attempt
+        done = self._attempt("undisturbed run", folder, config, ranks=self.plan.attempts[0].ranks, variables={})
+        if set(done.codes) != {0}:
+            raise DrillFailed(
+                f"the undisturbed run failed, so there is nothing to compare with: {engine.last_words(folder)}"
+            )
+        return done
 
     def _struck(self, memory: Path) -> list[Attempt]:
         config, attempts = self._config("struck", memory), list[Attempt]()
@@ -183,40 +177,18 @@ class Drill:
             checkpoints=config.checkpoint.folder,
             work=str(Path.cwd()),
         )
-        folder.mkdir(parents=True)
-        path = folder / PLAN_FILE
-        path.write_text(plan.to_json())
-        environment = {
-            **os.environ,
-            **variables,
-            sample_log.WITNESS_VARIABLE: str(folder / "samples"),
-            OWNER_VARIABLE: name_process(),
-        }
-        command = [sys.executable, "-m", "trainmaster.agent", str(path)]
-        agent = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+        exit_record = engine.run(
+            plan,
+            variables={**variables, sample_log.WITNESS_VARIABLE: str(folder / "samples")},
+            look=lambda _: self.say(label, _steps_done(folder / EVENTS_FILE), config.steps),
+            agent_dies=agent_dies,
         )
-        try:
-            while agent.poll() is None:
-                self.say(label, _steps_done(folder / EVENTS_FILE), config.steps)
-                time.sleep(_LOOK_S)
-        except BaseException:
-            agent.send_signal(signal.SIGKILL)
-            agent.wait()
-            subprocess.run([*command[:-1], "--kill", str(path)], check=False, capture_output=True)
-            raise
-        if agent_dies and not (folder / EXIT_FILE).exists():
+        if not exit_record:
             self._left += _wait_for_all(plan.mark)
             codes = (-9,) * ranks
         else:
-            record_ = _exit_record(folder)
-            self._left += record_.get("evidence", {}).get("would_not_die", [])
-            codes = tuple(code for _, code in sorted((int(rank), code) for rank, code in record_["exit_codes"].items()))
+            self._left += exit_record.get("evidence", {}).get("would_not_die", [])
+            codes = engine.exit_codes(exit_record)
         self.say(label, config.steps, config.steps)
         return record.read(folder / EVENTS_FILE, folder / "samples", ranks=ranks, codes=codes)
 
@@ -305,12 +277,8 @@ def _damage(folder: Path, attempts: list[Attempt], dice: random.Random) -> Damag
     }
     for checkpoint in (newest, *copies):
         if shards := sorted(checkpoint.glob("*.distcp")):
-            with dice.choice(shards).open("r+b") as file:
-                place = dice.randrange(os.fstat(file.fileno()).st_size)
-                file.seek(place)
-                byte = file.read(1)[0]
-                file.seek(place)
-                file.write(bytes([byte ^ (1 << dice.randrange(8))]))
+            shard = dice.choice(shards)
+            flip_bit(shard, dice.randrange(shard.stat().st_size), dice.randrange(8))
     return Damaged(step=steps[0], path=str(newest))
 
 
@@ -325,7 +293,7 @@ def _wait_for_all(mark: str) -> list[int]:
                     left.append(int(path.parent.name))
         if not left or time.monotonic() > until:
             return left
-        time.sleep(_LOOK_S)
+        time.sleep(engine.LOOK_S)
 
 
 def _steps_done(events: Path) -> int:
@@ -344,16 +312,3 @@ def _steps_done(events: Path) -> int:
         except (ValueError, KeyError, TypeError):
             continue
     return 0
-
-
-def _exit_record(folder: Path) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(read_small(folder / EXIT_FILE))
-    except OSError as error:
-        raise DrillFailed(f"the agent left no record of an attempt: {error}") from None
-    return content
-
-
-def _last_words(folder: Path) -> str:
-    message = str(_exit_record(folder).get("message", ""))
-    return f"{message} (see {folder / rank_log(0)})"

@@ -1,0 +1,134 @@
+"""The report of a drill of any program, out of its proof."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from trainmaster.cli._views.drill_report import Report, points
+from trainmaster.core.schema import to_plain
+
+if TYPE_CHECKING:
+    from trainmaster.drill.run import Proof
+    from trainmaster.drill.verdict import Struck
+
+_HEAD = ("strike", "what", "done", "saved", "resumed from", "lost")
+DOES = {
+    "reference": "undisturbed, twice",
+    "strikes": "every strike happened",
+    "restart": "it starts again by itself",
+    "start": "nothing began at step 0 silently",
+    "lost": "it goes on from the newest save",
+    "weights": "weights",
+    "optimizer": "optimizer state",
+    "schedule": "learning rate",
+    "random": "random numbers",
+    "data": "place in the data",
+    "accumulation": "gradient accumulation",
+    "ranks": "all ranks alike",
+    "losses": "the same run as undisturbed",
+    "truncated": "a truncated checkpoint",
+    "flipped": "a flipped bit",
+    "missing": "a missing file",
+    "stop": "SIGTERM",
+    "end": "the run came to its end",
+    "processes": "no process is left",
+}
+
+
+def report(proof: Proof) -> Report:
+    """Everything that was found, to be shown and saved."""
+    return Report(
+        overall=proof.overall,
+        sentence=_sentence(proof),
+        setting=_setting(proof),
+        head=_HEAD,
+        words=("what",),
+        rows=[_cells(number, one) for number, one in enumerate(proof.struck, 1)],
+        claims=[(DOES[result.check], result.findings[0]) for result in proof.results],
+        undisturbed=proof.reference.losses,
+        struck=[attempt.losses for attempt in proof.attempts],
+        marks=[one.died_at for one in proof.struck if one.died_at is not None and one.branch is None],
+        document=_document(proof),
+    )
+
+
+def _document(proof: Proof) -> dict[str, Any]:
+    from trainmaster.drill.plan import NOT_TRIED
+
+    return {
+        "overall": proof.overall,
+        "took_s": round(proof.took_s, 1),
+        "seed": proof.setup.seed,
+        "command": list(proof.setup.spec.command or ()),
+        "resume_command": None if proof.setup.again is None else list(proof.setup.again),
+        "steps": proof.shape.steps if proof.shape else None,
+        "saves": list(proof.shape.saves) if proof.shape else [],
+        "ranks": proof.shape.world if proof.shape else None,
+        "strikes": [
+            {
+                "name": one.strike.name,
+                "what": str(one.strike),
+                "rank": one.strike.rank,
+                "reached": one.reached,
+                "done_steps": one.died_at,
+                "damaged": one.damaged,
+                "resumes": [
+                    {
+                        "rank": resume.rank,
+                        "newest_save": resume.newest,
+                        "resumed_from": resume.start,
+                        "lost_steps": resume.lost,
+                    }
+                    for resume in one.resumes
+                ],
+            }
+            for one in proof.struck
+        ],
+        "left_out": dict(proof.left_out),
+        "not_tried": NOT_TRIED,
+        "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
+        "losses": {
+            "undisturbed": points(proof.reference.losses),
+            "struck": [{"after": attempt.before, "losses": points(attempt.losses)} for attempt in proof.attempts],
+        },
+    }
+
+
+def _cells(number: int, one: Struck) -> tuple[str, ...]:
+    what = str(one.strike)
+    if not one.reached:
+        return (str(number), what, "not reached", "", "", "")
+    if one.died_at is None:
+        return (str(number), what, "", "", "went on", "")
+    done = str(one.died_at)
+    if not one.resumes:
+        return (str(number), what, done, "", "did not start again", "")
+    resume = one.resumes[0]
+    starts = sorted({"no step of the run" if r.start is None else str(r.start) for r in one.resumes})
+    saved = "nothing" if resume.newest is None else str(resume.newest)
+    return (str(number), what, done, saved, " and ".join(starts), str(resume.lost))
+
+
+def _sentence(proof: Proof) -> str:
+    if not proof.struck:
+        return f"nothing was struck, in {proof.took_s:.0f} s"
+    reached = sum(one.reached for one in proof.struck)
+    return f"{reached} of {len(proof.struck)} strikes, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+
+
+def _setting(proof: Proof) -> str:
+    from trainmaster.drill.plan import NOT_TRIED
+
+    words = shlex.join(proof.setup.spec.command or ())
+    shape = ""
+    if proof.shape is not None:
+        ranks = "1 rank" if proof.shape.world == 1 else f"{proof.shape.world} ranks"
+        shape = f"; {proof.shape.steps} steps on {ranks}, saves after {_few(proof.shape.saves)}"
+    left = "".join(f" Left out: {name} ({why})." for name, why in proof.left_out.items())
+    return f"{words}{shape}; seed {proof.setup.seed}.{left} Not tried: {NOT_TRIED}."
+
+
+def _few(steps: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, steps[:6]))
+    return f"{shown}, …, {steps[-1]}" if len(steps) > 6 else shown or "none"

@@ -1,0 +1,138 @@
+"""A drill's report as a table on the terminal, as JSON, as Markdown, and as one HTML file with the loss curves."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainmaster import __version__
+from trainmaster.cli import _console
+from trainmaster.core.results import Finding, Overall
+from trainmaster.core.schema import to_plain
+
+Curve = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a drill has to tell, of whichever program."""
+
+    overall: Overall
+    sentence: str
+    setting: str
+    head: tuple[str, ...]
+    words: tuple[str, ...]  # columns of `head` that hold words; the others hold numbers
+    rows: Sequence[tuple[str, ...]]
+    claims: Sequence[tuple[str, Finding]]
+    undisturbed: Curve
+    struck: Sequence[Curve]
+    marks: Sequence[int]  # steps at which it was struck
+    document: Mapping[str, Any]
+
+
+def show(report: Report) -> None:
+    """The table, the judgements, the verdict."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in report.head:
+        table.add_column(name, justify="left" if name in report.words else "right")
+    for cells in report.rows:
+        table.add_row(*(_console.plain(cell) for cell in cells))
+    _console.out.print(table)
+    _console.out.print()
+    for claim, finding in report.claims:
+        to_do = f"  [dim]→ {_console.plain(finding.action)}[/]" if finding.action else ""
+        verdict = _console.paint(finding.verdict, width=6)
+        _console.out.print(f"{verdict} {claim}: {_console.plain(finding.reason)}{to_do}", soft_wrap=True)
+    _console.out.print(f"{_console.paint(report.overall)}  {_console.plain(report.sentence)}", soft_wrap=True)
+
+
+def save(report: Report, folder: Path) -> None:
+    """drill.json, drill.md, and drill.html where the packages that draw are installed."""
+    (folder / "drill.json").write_text(json.dumps(to_plain(report.document), indent=2) + "\n")
+    (folder / "drill.md").write_text(markdown(report))
+    try:
+        page = render_html(report)
+    except ImportError:
+        _console.note("no drill.html: its drawing needs pip install 'trainmaster[server]'")
+        return
+    (folder / "drill.html").write_text(page)
+
+
+def markdown(report: Report) -> str:
+    lines = [f"# Drill: {report.overall}", "", report.sentence, "", report.setting, ""]
+    lines += [f"| {' | '.join(report.head)} |", f"|{'---|' * len(report.head)}"]
+    lines += [_bars(*cells) for cells in report.rows]
+    lines += ["", "| claim | verdict | found |", "|---|---|---|"]
+    lines += [_bars(claim, finding.verdict, _found(finding)) for claim, finding in report.claims]
+    return "\n".join(lines) + "\n"
+
+
+def _bars(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _found(finding: Finding) -> str:
+    return f"{finding.reason} → {finding.action}" if finding.action else finding.reason
+
+
+def render_html(report: Report) -> str:
+    """One file that needs nothing else, in the manner of the other reports."""
+    from trainmaster.report import chart
+    from trainmaster.report.html import asset
+
+    style = asset("style.css")
+    drawn = chart.render(
+        key="loss",
+        title="Loss",
+        x_name="step",
+        lines=[
+            chart.Line(name="undisturbed", points=_line(report.undisturbed)),
+            chart.Line(
+                name="killed and resumed", points=[point for losses in report.struck for point in _line(losses)]
+            ),
+        ],
+        marks=[chart.Mark(x=step, label="kill") for step in report.marks],
+    )
+    tone = {"PASS": "good", "FAIL": "bad"}.get(report.overall, "warn")
+    allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
+    claims = [(claim, finding.verdict.value, _found(finding)) for claim, finding in report.claims]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{report.overall}: Trainmaster drill</title><style>{style}</style></head><body><main>\n"
+        f'<section class="card verdict {tone}"><div class="word">{report.overall}</div><h1>Drill</h1>'
+        f'<p class="say">{html.escape(report.sentence)}</p>'
+        f'<p class="quiet">{html.escape(report.setting)}</p></section>\n'
+        f'<section class="card">{drawn}</section>\n'
+        f'<section class="card"><header><h2>Kills</h2></header>{_table(report.head, report.rows)}</section>\n'
+        f'<section class="card"><header><h2>Claims</h2></header>'
+        f"{_table(('claim', 'verdict', 'found'), claims)}</section>\n"
+        f"</main><footer>Trainmaster {__version__} · this file is self-contained: "
+        "it needs no network and no server.</footer>"
+        "</body></html>\n"
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<table class="stack"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def points(losses: Curve) -> list[list[float]]:
+    """A loss curve as plain data."""
+    return [[step, loss] for step, loss in sorted(losses.items())]
+
+
+def _line(losses: Curve) -> list[tuple[float, float | None]]:
+    return [(float(step), loss) for step, loss in sorted(losses.items())]

@@ -1,0 +1,125 @@
+"""The drill of a command: what is drilled, from a job spec or from the words after `--`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.cli import _console
+from trainmaster.core.errors import UsageError
+from trainmaster.core.spec import JobSpec, parse_spec
+from trainmaster.core.workdir import find_digest
+from trainmaster.documents import yaml_file
+
+if TYPE_CHECKING:
+    from trainmaster.cli._views.drill_report import Report
+    from trainmaster.drill.run import Setup
+
+_DOCUMENTS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options that only a command takes; what is not stated is None or empty."""
+
+    strike: tuple[str, ...] = ()
+    resume_command: str | None = None
+    workdir: Path | None = None
+    link: tuple[str, ...] = ()
+
+    @property
+    def stated(self) -> list[str]:
+        names = ("strike", "resume_command", "workdir", "link")
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+
+
+def choose(first: str | None, words: Sequence[str], spec: Path | None, options: Options) -> Setup | None:
+    """What to drill; None where the first word names a training config."""
+    from trainmaster.drill.plan import STRIKES
+    from trainmaster.drill.run import Setup
+
+    if unknown := [name for name in options.strike if name not in STRIKES]:
+        known = "\n".join(f"  {name:<12} {what}" for name, what in STRIKES.items())
+        raise UsageError(f"--strike {unknown[0]}: the strikes are\n{known}")
+    if spec is None and first is None:
+        raise UsageError("name a training config or a job spec, or write the command: drill -- python train.py")
+    if spec is not None:
+        job, folder = _from_spec(spec, [*([first] if first else []), *words])
+    elif Path(str(first)).suffix not in _DOCUMENTS:
+        job, folder = _from_words([str(first), *words])
+    elif _has_command(Path(str(first))):
+        job, folder = _from_spec(Path(str(first)), words)
+    elif options.stated:
+        raise UsageError(f"{options.stated[0]} belongs to the drill of a command, and {first} is a training config")
+    else:
+        return None
+    return Setup(
+        spec=job,
+        again=tuple(shlex.split(options.resume_command)) if options.resume_command else None,
+        work=options.workdir.absolute() if options.workdir is not None else folder,
+        links=options.link,
+        strikes=options.strike or tuple(STRIKES),
+    )
+
+
+def settle(setup: Setup, processes: int | None, seed: int) -> Setup:
+    """The same with the number of ranks and the seed of the command line."""
+    resources = setup.spec.resources
+    ranks = processes or resources.processes_per_node
+    return replace(setup, seed=seed, spec=replace(setup.spec, resources=replace(resources, processes_per_node=ranks)))
+
+
+def run(setup: Setup, folder: Path, say: Callable[[str, int, int], None]) -> Report:
+    """Drill it, in this folder."""
+    from trainmaster.cli._views import command_proof
+    from trainmaster.drill.run import CommandDrill
+
+    return command_proof.report(CommandDrill(setup, folder, say).run())
+
+
+def show_plan(setup: Setup) -> None:
+    """What is about to happen, before the first run has shown how the program saves."""
+    copied = f"copies of {setup.work}" if setup.work is not None else "an empty folder"
+    _console.err.print(
+        f"[dim]{_console.plain(shlex.join(setup.spec.command or ()))}: twice undisturbed, then "
+        f"{len(setup.strikes)} strikes, in {_console.plain(copied)}; seed {setup.seed}; W&B offline[/]",
+        soft_wrap=True,
+    )
+
+
+def _has_command(path: Path) -> bool:
+    value = yaml_file.load(path).value
+    return isinstance(value, dict) and "command" in value
+
+
+def _from_spec(path: Path, words: Sequence[str]) -> tuple[JobSpec, Path | None]:
+    document = yaml_file.load(path)
+    value = yaml_file.override(document.value, list(words))
+    stated = value.get("workdir") if isinstance(value, dict) else None
+    beside = stated if isinstance(stated, str) and not stated.startswith("/") and find_digest(stated) is None else None
+    if beside is not None:  # `submit` reads it so too
+        value = {name: item for name, item in value.items() if name != "workdir"}
+    job = document.read(lambda _: parse_spec(value), list(words))
+    if job.command is None:
+        raise UsageError(f"{path} has no `command:`; a training config is drilled with: trainmaster drill CONFIG")
+    if job.container is not None or job.resources.nodes > 1:
+        what = "a container" if job.container is not None else f"{job.resources.nodes} nodes"
+        raise UsageError(f"{path} has {what}, and a drill runs on this machine: leave it out for the drill")
+    if job.workdir is not None and find_digest(job.workdir) is not None:
+        raise UsageError(f"{path}: an uploaded `workdir` is not on this machine; name its folder with --workdir")
+    if beside == "none":
+        return job, None
+    folder = Path(job.workdir) if job.workdir is not None else path.absolute().parent / (beside or "")
+    return replace(job, workdir=None), folder
+
+
+def _from_words(words: Sequence[str]) -> tuple[JobSpec, Path | None]:
+    if shutil.which(words[0]) is None:
+        raise UsageError(
+            f"{words[0]}: no such program, and no file that ends with .yaml; a command is written after --"
+        )
+    return JobSpec(name="drill", command=tuple(words)), Path.cwd()

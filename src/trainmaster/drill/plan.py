@@ -1,0 +1,89 @@
+"""Plan of a drill of any program: which strikes, in which order, after which step. Pure and printable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+# In the order in which they happen.
+STRIKES = {
+    "before-save": "SIGKILL of every rank before anything was saved",
+    "after-save": "SIGKILL of every rank right after the first save",
+    "one": "SIGKILL of one rank",
+    "all": "SIGKILL of every rank",
+    "term": "SIGTERM, with the time to save",
+    "launcher": "SIGKILL of the launcher",
+    "twice": "SIGKILL, and again two steps after the resume",
+    "saving": "SIGKILL during a save",
+    "truncated": "the newest checkpoint truncated",
+    "flipped": "one bit of the newest checkpoint flipped",
+    "missing": "a file of the newest checkpoint missing",
+    "stop": "SIGSTOP for two seconds, then on",
+}
+DAMAGE = ("truncated", "flipped", "missing")
+BRANCHES = ("saving", *DAMAGE)  # in a copy of the run: what they spoil must not reach the other strikes
+NOT_TRIED = (
+    "a power cut (what was written and not yet on the disk is lost), a full disk or a read-only folder during a save, "
+    "another number of ranks, another node"
+)
+LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """One strike of the run, when this many of its steps are done."""
+
+    name: str
+    after: int
+    rank: int | None = None  # None: every rank
+
+    def __str__(self) -> str:
+        words = STRIKES[self.name]
+        if self.name == "one":
+            words = f"SIGKILL of rank {self.rank}"
+        return f"{words}, in step {self.after}" if self.after else words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the undisturbed run has shown of the program."""
+
+    steps: int
+    saves: tuple[int, ...]  # after which steps it saved
+    world: int
+    launcher: bool  # the command starts its ranks itself, as torchrun does
+
+
+def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, ...]:
+    """The strikes, in their order. What the program has no place for is left out: `left_out` says why."""
+    dice = random.Random(seed)  # noqa: S311 (a drill, not a key)
+    names = [name for name in STRIKES if name in wanted and name not in left_out(shape)]
+    first, last = shape.saves[0], shape.saves[-1]
+    spread = [name for name in names if name not in ("before-save", "after-save", "stop", *BRANCHES)]
+    places = dict(zip(spread, _places(first + 2, max(first + 3, last - 1), len(spread), dice), strict=True))
+    strikes = []
+    for name in names:
+        if name == "before-save":
+            after = dice.randint(1, first)
+        elif name == "after-save":
+            after = first + 1
+        else:
+            after = places.get(name, 0)
+        strikes.append(Strike(name=name, after=after, rank=dice.randrange(shape.world) if name == "one" else None))
+    return tuple(strikes)
+
+
+def left_out(shape: Shape) -> dict[str, str]:
+    """Strikes that this program has no place for, each with what shows it."""
+    reasons = {}
+    if shape.world == 1:
+        reasons["all"] = "one rank: the same as SIGKILL of one rank"
+    if not shape.launcher:
+        reasons["launcher"] = "no launcher: the process that the command starts is the one that trains"
+    return reasons
+
+
+def _places(first: int, last: int, many: int, dice: random.Random) -> Sequence[int]:
+    width = (last - first) / max(1, many)
+    return [first + int(width * (number + dice.uniform(0.1, 0.9))) for number in range(many)]

@@ -1,0 +1,373 @@
+"""Run a drill of any program: two undisturbed runs, the struck run attempt by attempt, and the judgement."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from trainmaster.core.plan import EVENTS_FILE, Plan
+from trainmaster.core.results import CheckResult, Finding, Overall, judge_overall
+from trainmaster.core.spec import JobSpec, Preflight
+from trainmaster.drill import attempt as engine
+from trainmaster.drill import folders, verdict, witness_log
+from trainmaster.drill import plan as plans
+from trainmaster.drill.attempt import DrillFailed
+from trainmaster.drill.lives import BY_FILES, Resume, Timeline
+from trainmaster.drill.outside import Outside
+from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
+from trainmaster.drill.verdict import Attempt, Struck
+from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE, Line
+
+_LOOK_S = 0.05
+_HELD = frozenset({"term", "launcher", "stop"})  # strikes from outside: the witness holds the program for them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is drilled, and how."""
+
+    spec: JobSpec  # with a command, on one node
+    again: tuple[str, ...] | None = None  # the command of every start but the first; None: the same
+    work: Path | None = None  # its files; None: none
+    links: tuple[str, ...] = ()
+    strikes: tuple[str, ...] = tuple(plans.STRIKES)
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Result of a drill."""
+
+    setup: Setup
+    shape: Shape | None  # None: the undisturbed runs could not be compared
+    struck: tuple[Struck, ...]
+    left_out: Mapping[str, str]
+    results: tuple[CheckResult, ...]
+    reference: Attempt
+    attempts: tuple[Attempt, ...]
+    took_s: float
+
+    @property
+    def overall(self) -> Overall:
+        return judge_overall(self.results, planned=[result.check for result in self.results])
+
+
+@dataclass(slots=True)
+class CommandDrill:
+    """One drill in a folder. `say` is called with the current activity, its steps done and its steps in all."""
+
+    setup: Setup
+    folder: Path
+    say: Callable[[str, int, int], None] = lambda *_: None
+    _attempts: list[Attempt] = field(default_factory=list)  # of the struck run, in order
+    _struck: list[Struck] = field(default_factory=list)
+    _resumes: list[Resume] = field(default_factory=list)
+    _reference_losses: Mapping[int, float] = field(default_factory=dict)
+    _unheard: bool = False  # its saves are known by its files alone
+    _unanswered: int | None = None  # the strike that the next attempt of the run has to recover from
+    _number: int = 0
+    _steps: int = 0
+    _cost: tuple[float, float] = (0.0, 0.0)  # seconds of a start and of a step
+    _left: int = 0  # attempts that are still to come
+
+    def run(self) -> Proof:
+        started = time.monotonic()
+        inject = Path(__file__).with_name("inject")
+        shutil.copytree(inject, self.folder / "witness", ignore=shutil.ignore_patterns("__pycache__"))
+        first = self._undisturbed("reference")
+        self._steps = len(_lines(first).get(0, {}))
+        if refusal := verdict.unfit(first, self.folder):
+            return self._proof(None, {}, [("reference", refusal)], first, started)
+        self._cost = _measure(first)
+        self._left = 2 * len(self.setup.strikes)
+        second = self._undisturbed("reference-2")
+        if refusal := verdict.unlike(first, second):
+            return self._proof(None, {}, [("reference", refusal)], first, started)
+        shape = Shape(
+            steps=self._steps,
+            saves=_save_steps(first, self._roots("reference")),
+            world=max((life.world for life in first.lives), default=self.setup.spec.resources.ranks),
+            launcher=first.launcher,
+        )
+        if refusal := verdict.too_few_saves(shape):
+            return self._proof(shape, {}, [("reference", refusal)], first, started)
+        strikes = plans.make(shape, wanted=self.setup.strikes, seed=self.setup.seed)
+        reached = self._strike_all(first, strikes, shape)
+        findings = verdict.judge_all(
+            first,
+            second,
+            shape,
+            struck=self._struck,
+            attempts=self._attempts,
+            resumes=self._resumes,
+            planned=strikes,
+            reached=reached,
+        )
+        left_out = {name: why for name, why in plans.left_out(shape).items() if name in self.setup.strikes}
+        return self._proof(shape, left_out, findings, first, started)
+
+    def _strike_all(self, first: Attempt, strikes: Sequence[Strike], shape: Shape) -> int | None:
+        """Every strike in its turn; returns the last step of the last attempt, None where that was not reached."""
+        savers = frozenset(life.rank for life in first.lives if life.saves) or frozenset({BY_FILES})
+        self._unheard = savers == {BY_FILES}
+        timeline = Timeline(reference=_lines(first), savers=savers)
+        folders.copy_work(self.setup.work, self.folder / "struck" / "work", links=self.setup.links)
+        in_turn = [strike for strike in strikes if strike.name not in (*plans.BRANCHES, "stop")]
+        branches = [strike for strike in strikes if strike.name in plans.BRANCHES]
+        self._left = len(in_turn) + sum(s.name == "twice" for s in in_turn) + len(branches) + 2
+        before = "the start"
+        for strike in in_turn:
+            again = [strike, replace(strike, after=0)] if strike.name == "twice" else [strike]  # soon after the start
+            for one in again:
+                if not self._in_turn(one, before, timeline):
+                    return None
+                before = str(strike)
+        for strike in branches:
+            self._branch(strike, timeline.copy(), shape)
+        stop = next((strike for strike in strikes if strike.name == "stop"), None)
+        last = self._attempt("struck", "to the end", strike=stop, steps=2, total=shape.steps)
+        self._take(before, last, timeline)
+        if stop is not None:
+            self._struck.append(Struck(strike=stop, reached=last.struck, died_at=None, resumes=()))
+        return max((step for lines in timeline.history.values() for step in lines), default=0)
+
+    def _in_turn(self, strike: Strike, before: str, timeline: Timeline) -> bool:
+        """One strike of the run itself; False where there is nothing left to strike."""
+        base = timeline.newest() or 0
+        steps = max(2, strike.after - base)
+        done = self._attempt("struck", str(strike), strike=strike, steps=steps, total=base + steps)
+        self._take(before, done, timeline, then=str(strike))
+        reached, self._unanswered = done.struck, len(self._struck)
+        self._struck.append(Struck(strike=strike, reached=reached, died_at=timeline.done if done.lives else None))
+        return reached
+
+    def _branch(self, strike: Strike, timeline: Timeline, shape: Shape) -> None:
+        """A strike in a copy of the run, and some steps of its resume; then the copy is thrown away."""
+        name = f"struck-{strike.name}"
+        shutil.copytree(self.folder / "struck", self.folder / name, symlinks=True, ignore=_attempts_of(self.folder))
+        reached, died_at, path, newest, older = True, timeline.done, None, timeline.newest(), 0
+        if strike.name == "saving":
+            hit = self._attempt(name, str(strike), strike=strike, steps=1, total=shape.steps)
+            timeline.add("the strike before", hit.lives)
+            reached, died_at = hit.struck, timeline.done
+        else:
+            found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
+            older = len(found) - 1
+            if not found or (strike.name == "missing" and not older and len(found[0].files) == 1):
+                reached = False
+            else:
+                dice = random.Random(f"{self.setup.seed} {strike.name}")  # noqa: S311 (a drill, not a key)
+                path = folders.damage(found[0], strike.name, dice)
+        resumes: list[Resume] = []
+        done = None
+        if reached:
+            look = Strike(name="all", after=0)
+            done = self._attempt(name, f"resume after: {strike}", strike=look, steps=LOOK_STEPS, total=shape.steps)
+            resumes = timeline.add(str(strike), done.lives)
+        self._struck.append(
+            Struck(
+                strike=strike,
+                reached=reached,
+                died_at=died_at,
+                resumes=tuple(resumes),
+                branch=done,
+                damaged=str(path.relative_to(self.folder / name)) if path else None,
+                newest=newest,
+                older=older,
+            )
+        )
+        if strike.name == "saving":
+            self._resumes += resumes
+        shutil.rmtree(self.folder / name / "work", ignore_errors=True)
+        shutil.rmtree(self.folder / name / "checkpoints", ignore_errors=True)
+
+    def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> None:
+        printed = verdict.printed_start(done.losses, self._reference_losses)
+        resumes = timeline.add(before, done.lives, then=then, printed=printed, files=self._written(done))
+        self._attempts.append(replace(done, before=before))
+        self._resumes += resumes
+        if self._unanswered is not None:
+            answered = replace(self._struck[self._unanswered], resumes=tuple(resumes))
+            self._struck[self._unanswered] = answered
+            self._unanswered = None
+
+    def _written(self, done: Attempt) -> list[float]:
+        """When an attempt wrote its checkpoints, where only their files tell."""
+        if not self._unheard:
+            return []
+        return [checkpoint.at for checkpoint in folders.find_checkpoints(self._roots("struck"), since=done.begun)]
+
+    def _undisturbed(self, name: str) -> Attempt:
+        folders.copy_work(self.setup.work, self.folder / name / "work", links=self.setup.links)
+        done = self._attempt(name, "undisturbed run", strike=None, steps=0, total=self._steps)
+        if set(done.codes) != {0}:
+            raise DrillFailed(
+                "the undisturbed run failed, so there is nothing to compare with: "
+                f"{engine.last_words(Path(done.folder))}"
+            )
+        if name == "reference":
+            self._reference_losses = done.losses
+        return done
+
+    def _attempt(self, run: str, label: str, *, strike: Strike | None, steps: int, total: int) -> Attempt:
+        """One start in the folders of a run."""
+        self._number += 1
+        base = self.folder / run
+        folder = base / f"attempt-{self._number}"
+        witness = folder.with_name(f"{folder.name}-witness")
+        witness.mkdir(parents=True)
+        again = self.setup.again if self._attempts else None  # the first start of the struck run has nothing to resume
+        spec = replace(
+            self.setup.spec,
+            command=again or self.setup.spec.command,
+            preflight=Preflight(level=0),
+            workdir=None,
+            env=self._environment(witness, strike, steps),
+        )
+        plan = Plan(
+            attempt=f"{uuid.uuid4()}.1",
+            spec=spec,
+            folder=str(folder),
+            checkpoints=str(base / "checkpoints"),
+            work=str(base / "work"),
+        )
+        grow = self._roots(run) if self._unheard and strike is not None and strike.name == "saving" else ()
+        outside = Outside(strike=strike, folder=folder, witness=witness, grow=grow)
+        label, begun = f"{label}{self._estimate()}", time.time()
+
+        def look(agent: int) -> None:
+            outside.look(agent)
+            self.say(label, _count(witness), max(total, 1))
+
+        record = engine.run(plan, variables={}, look=look, look_s=_LOOK_S)
+        ended = time.monotonic()
+        self._left = max(0, self._left - 1)
+        message = str(record.get("message", ""))
+        return Attempt(
+            label=label,
+            folder=str(folder),
+            lives=witness_log.read(witness),
+            losses=_losses(folder / EVENTS_FILE),
+            codes=engine.exit_codes(record),
+            message=message,
+            forced="did not end in" in message,
+            begun=begun,
+            ended=time.time(),
+            grace_s=spec.limits.grace_s,
+            stop_s=None if outside.stopped_at is None else ended - outside.stopped_at,
+            launcher=outside.launcher,
+            struck=outside.struck or any(witness.glob("struck-*")),
+            left=tuple(record.get("evidence", {}).get("would_not_die", [])),
+        )
+
+    def _environment(self, witness: Path, strike: Strike | None, steps: int) -> dict[str, str]:
+        own = self.setup.spec.env
+        path = [str(self.folder / "witness"), own.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")]
+        ours = {"PYTHONPATH": os.pathsep.join(filter(None, path)), FOLDER_VARIABLE: str(witness)}
+        if strike is not None:
+            when = "save" if strike.name == "saving" else "step"
+            order = {
+                "when": when,
+                "after": steps,
+                "rank": strike.rank,
+                "do": "hold" if strike.name in _HELD else "kill",
+            }
+            ours[STRIKE_VARIABLE] = json.dumps(order)
+        # Where people look at runs, not at drills.
+        return {"WANDB_MODE": "offline", **own, **ours}
+
+    def _roots(self, name: str) -> tuple[Path, Path]:
+        return self.folder / name / "checkpoints", self.folder / name / "work"
+
+    def _estimate(self) -> str:
+        start, step = self._cost
+        left = self._left * (start + step * self._steps / 3)
+        return f" (about {left:.0f} s left in all)" if left else ""
+
+    def _proof(
+        self,
+        shape: Shape | None,
+        left_out: Mapping[str, str],
+        findings: Sequence[tuple[str, Finding]],
+        reference: Attempt,
+        started: float,
+    ) -> Proof:
+        return Proof(
+            setup=self.setup,
+            shape=shape,
+            struck=tuple(self._struck),
+            left_out=left_out,
+            results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
+            reference=reference,
+            attempts=tuple(self._attempts),
+            took_s=time.monotonic() - started,
+        )
+
+
+def _lines(attempt: Attempt) -> dict[int, dict[int, Line]]:
+    """Lines by rank and step of a run that was not disturbed."""
+    return {life.rank: dict(enumerate(life.lines, 1)) for life in attempt.lives}
+
+
+def _save_steps(attempt: Attempt, roots: Sequence[Path]) -> tuple[int, ...]:
+    """After which steps it saved: as torch.save told, else by the times of the files that are there."""
+    heard = {save.after for life in attempt.lives for save in life.saves if save.after}
+    if heard or not attempt.lives:
+        return tuple(sorted(heard))
+    times = [line.at for line in attempt.lives[0].lines]
+    found = folders.find_checkpoints(roots, since=attempt.begun)
+    return tuple(sorted({sum(at <= checkpoint.at for at in times) for checkpoint in found} - {0}))
+
+
+def _measure(attempt: Attempt) -> tuple[float, float]:
+    """Seconds from the start to the first step, and of a step."""
+    lines = attempt.lives[0].lines if attempt.lives else ()
+    if len(lines) < 2:
+        return attempt.ended - attempt.begun, 0.0
+    return lines[0].at - attempt.begun, (lines[-1].at - lines[0].at) / (len(lines) - 1)
+
+
+def _attempts_of(folder: Path) -> Callable[[str, list[str]], list[str]]:
+    """Names that a copy of the struck run leaves out: logs and lines of its attempts."""
+
+    def ignore(above: str, names: list[str]) -> list[str]:
+        return [name for name in names if name.startswith("attempt-")] if Path(above).parent == folder else []
+
+    return ignore
+
+
+def _count(witness: Path) -> int:
+    """Steps that the first process has done so far."""
+    for path in sorted(witness.glob("*.jsonl")):
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            for raw in reversed(file.read().splitlines()):
+                try:
+                    return int(json.loads(raw)["n"])
+                except (ValueError, KeyError, TypeError):
+                    continue
+    return 0
+
+
+def _losses(events: Path) -> dict[int, float]:
+    """Losses by step, as the agent read them from what the program printed or wrote."""
+    losses: dict[int, float] = {}
+    try:
+        lines = events.read_bytes().splitlines()
+    except FileNotFoundError:
+        return losses
+    for raw in lines:
+        try:
+            item = json.loads(raw)
+            if item["phase"] == "STEP":
+                losses[int(item["data"]["step"])] = float(item["data"]["loss"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from fork_server import ForkServer
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.spec import JobSpec, Limits, Resources
+from trainmaster.drill import folders
 from trainmaster.drill.run import CommandDrill, Proof, Setup
 
 pytestmark = pytest.mark.spawns
@@ -87,3 +89,20 @@ def test_wrong_usage_starts_nothing(programs: ForkServer, tmp_path: Path, words:
     done = programs.run("trainmaster", "drill", *words, env=os.environ, cwd=tmp_path)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert says in " ".join(done.stderr.split())
+
+
+def test_the_users_own_sitecustomize_runs_and_ours_leaves_the_path(tmp_path: Path) -> None:
+    inject = Path(folders.__file__).with_name("inject")
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = True\n")
+    env = {
+        "PYTHONPATH": f"{inject}:{tmp_path}",
+        "TRAINMASTER_DRILL_WITNESS": str(tmp_path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    words = f"import sys, sitecustomize; print(mine, {str(inject)!r} in sys.path, sitecustomize.__file__)"
+    done = subprocess.run([sys.executable, "-c", words], env=env, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", str(tmp_path / "sitecustomize.py")]
+    assert done.stderr == ""
+    (tmp_path / "sitecustomize.py").unlink()
+    done = subprocess.run([sys.executable, "-c", "print(1)"], env=env, check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("1\n", "")

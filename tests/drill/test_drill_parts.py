@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.core.errors import UsageError
-from trainmaster.core.results import Verdict
-from trainmaster.drill import folders, plan, verdict, witness_log
+from trainmaster.core.results import CheckResult, Overall, Verdict
+from trainmaster.core.schema import to_plain
+from trainmaster.core.spec import JobSpec
+from trainmaster.drill import folders, plan, sample, verdict, witness_log
 from trainmaster.drill.plan import Shape, Strike
+from trainmaster.drill.run import Proof, Setup
 from trainmaster.drill.verdict import Attempt, Struck
 from trainmaster.drill.witness_log import Line, Save
 
@@ -36,7 +42,7 @@ def test_strikes_come_in_order_between_the_saves(seed: int) -> None:
     assert strikes == plan.make(SHAPE, wanted=plan.STRIKES, seed=seed)
     by_name = {strike.name: strike for strike in strikes}
     assert by_name["before-save"].after <= 5 < by_name["after-save"].after == 6
-    spread = [by_name[name].after for name in ("one", "all", "term", "launcher", "twice")]
+    spread = [by_name[name].after for name in ("one", "all", "launcher", "twice")]
     assert spread == sorted(spread)
     assert spread[0] > 6 and spread[-1] < 40
     assert by_name["one"].rank in (0, 1)
@@ -46,6 +52,11 @@ def test_what_a_program_has_no_place_for_is_left_out() -> None:
     alone = replace(SHAPE, world=1, launcher=False)
     names = {strike.name for strike in plan.make(alone, wanted=plan.STRIKES, seed=0)}
     assert set(plan.STRIKES) - names == {"all", "launcher"} == set(plan.left_out(alone))
+
+
+def test_damage_alone_needs_a_run_that_was_killed() -> None:
+    names = [strike.name for strike in plan.make(SHAPE, wanted=["flipped"], seed=0)]
+    assert names == ["one", "flipped"]
 
 
 def test_the_working_folder_is_copied_without_its_tools(tmp_path: Path) -> None:
@@ -170,6 +181,13 @@ def test_a_damaged_checkpoint(
     assert words in finding.reason
 
 
+def test_a_single_file_that_is_missing_is_no_damage() -> None:
+    struck = Struck(strike=Strike(name="missing", after=0), reached=False, died_at=1, skipped="one file")
+    assert verdict.damage(struck, GROUND).verdict is Verdict.SKIP
+    nothing = replace(struck, skipped=None)
+    assert verdict.damage(nothing, GROUND).verdict is Verdict.ERROR
+
+
 @pytest.mark.parametrize(
     ("losses", "reference", "start"),
     [
@@ -183,3 +201,78 @@ def test_printed_steps_place_a_start_where_every_step_is_printed(
     losses: dict[int, float], reference: dict[int, float], start: int | None
 ) -> None:
     assert verdict.printed_start(losses, reference) == start
+
+
+def proof_of(second: list[Line], *, codes: tuple[int, ...] = (0,)) -> Proof:
+    """A run of 40 steps, killed in step 13 and gone on with these lines."""
+    reference = attempt(*lines_of(1, 40), losses={step: 1.0 / step for step in range(1, 41)})
+    found = resumes(*second) if second else []
+    attempts = [
+        attempt(*lines_of(1, 13), codes=(-9,), struck=True),
+        attempt(*second, codes=codes, before="SIGKILL", losses={step: 1.0 / step for step in range(11, 41)}),
+    ]
+    strike = Strike(name="one", after=13, rank=0)
+    struck = [Struck(strike=strike, reached=True, died_at=12, resumes=tuple(found))]
+    shape = replace(SHAPE, world=1, launcher=False)
+    reached = 10 + len(second) if second else None
+    findings = verdict.judge_all(
+        reference, reference, shape, struck=struck, attempts=attempts, resumes=found, planned=[strike], reached=reached
+    )
+    return Proof(
+        setup=Setup(spec=JobSpec(name="x", command=("python3", "train.py", "a|b"))),
+        shape=shape,
+        struck=tuple(struck),
+        left_out=plan.left_out(shape),
+        results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
+        reference=reference,
+        attempts=tuple(attempts),
+        took_s=3.0,
+    )
+
+
+def lines_of(first: int, last: int) -> list[Line]:
+    return [line(step) for step in range(first, last + 1)]
+
+
+def claims(proof: Proof) -> dict[str, Verdict]:
+    return {result.check: result.verdict for result in proof.results}
+
+
+def test_a_whole_run_passes_and_its_report_says_what_was_not_tried() -> None:
+    proof = proof_of(lines_of(11, 40))
+    assert proof.overall is Overall.PASS
+    report = command_proof.report(proof)
+    assert report.rows == [("1", "SIGKILL of rank 0, in step 13", "12", "10", "10", "2")]
+    text = drill_report.markdown(report)
+    assert "Not tried: a power cut" in text
+    assert "Left out: launcher" in text
+    page = drill_report.render_html(report)
+    assert "killed and resumed" in page and "a|b" in page
+    document = json.loads(json.dumps(to_plain(report.document)))
+    assert document["strikes"][0]["resumes"] == [
+        {"rank": 0, "newest_save": 10, "resumed_from": 10, "lost_steps": 2}
+    ]  # fmt: skip
+    assert {claim["claim"] for claim in document["claims"]} <= set(command_proof.DOES)
+
+
+def test_losses_follow_from_what_was_not_restored() -> None:
+    proof = proof_of([replace(one, weights="x", state="x") if one.at > 11 else one for one in lines_of(11, 40)])
+    assert proof.overall is Overall.FAIL
+    losses = next(result.findings[0] for result in proof.results if result.check == "losses")
+    assert "from step 12 on" in losses.reason
+    assert "does not see" in (losses.action or "")
+
+
+def test_a_run_that_does_not_start_again_or_come_to_its_end_fails() -> None:
+    dead = claims(proof_of([], codes=(1,)))
+    assert (dead["restart"], dead["end"], dead["weights"]) == (Verdict.FAIL, Verdict.ERROR, Verdict.ERROR)
+    assert claims(proof_of(lines_of(11, 30)))["end"] is Verdict.FAIL
+    assert claims(proof_of(lines_of(11, 40), codes=(1,)))["end"] is Verdict.FAIL
+
+
+def test_samples_are_told_only_to_a_drill(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    sample([1, 2])
+    monkeypatch.setitem(sys.modules, "trainmaster_witness", SimpleNamespace(sample=told.append))  # type: ignore[arg-type]
+    sample([3])
+    assert told == [[3]]

@@ -126,7 +126,12 @@ CASES: dict[str, tuple[list[Line], dict[str, str]]] = {
         {"data": "the shuffle is another one"},
     ),
     "half a step": (
-        lines_from(10, batches=lambda one, number: one.batches[1:] if number == 1 else one.batches),
+        lines_from(
+            10,
+            batches=lambda one, number: one.batches[1:] if number == 1 else one.batches,
+            random=lambda _, n: {"torch": f"x{n}"},
+            weights=lambda one, n: one.weights if n == 1 else f"x{n}",
+        ),
         {"accumulation": "1 micro-batches of 2"},
     ),
     "in the middle of a step": (lines_from(10, batches=shifted(1)), {"accumulation": "were lost"}),
@@ -209,15 +214,16 @@ def test_equal_weights_of_a_learning_rate_of_zero_are_told_apart_by_the_rest() -
 
 
 @pytest.mark.parametrize(
-    ("code", "forced", "verdict", "words"),
+    ("code", "forced", "finished", "verdict", "words"),
     [
-        (75, False, Verdict.PASS, "exit code 75"),
-        (-15, False, Verdict.PASS, "without a save"),
-        (0, False, Verdict.WARN, "says that the run is finished"),
-        (-9, True, Verdict.FAIL, "was killed"),
+        (75, False, False, Verdict.PASS, "exit code 75"),
+        (-15, False, False, Verdict.PASS, "without a save"),
+        (0, False, False, Verdict.WARN, "says that the run is finished"),
+        (0, False, True, Verdict.WARN, "SIGTERM was ignored"),
+        (-9, True, True, Verdict.FAIL, "was killed"),
     ],
 )
-def test_the_end_after_sigterm(code: int, forced: bool, verdict: Verdict, words: str) -> None:
-    finding = judge.stopped(code=code, took_s=1.0, grace_s=30.0, forced=forced)
+def test_the_end_after_sigterm(code: int, forced: bool, finished: bool, verdict: Verdict, words: str) -> None:
+    finding = judge.stopped(code=code, took_s=1.0, grace_s=30.0, forced=forced, finished=finished)
     assert finding.verdict is verdict
     assert words in finding.reason

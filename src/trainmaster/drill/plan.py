@@ -12,9 +12,9 @@ STRIKES = {
     "after-save": "SIGKILL of every rank right after the first save",
     "one": "SIGKILL of one rank",
     "all": "SIGKILL of every rank",
-    "term": "SIGTERM, with the time to save",
     "launcher": "SIGKILL of the launcher",
     "twice": "SIGKILL, and again two steps after the resume",
+    "term": "SIGTERM, with the time to save",
     "saving": "SIGKILL during a save",
     "truncated": "the newest checkpoint truncated",
     "flipped": "one bit of the newest checkpoint flipped",
@@ -22,7 +22,8 @@ STRIKES = {
     "stop": "SIGSTOP for two seconds, then on",
 }
 DAMAGE = ("truncated", "flipped", "missing")
-BRANCHES = ("saving", *DAMAGE)  # in a copy of the run: what they spoil must not reach the other strikes
+# In a copy of the run: what they spoil, or a program that runs to its end in its grace, must not reach the others.
+BRANCHES = ("term", "saving", *DAMAGE)
 NOT_TRIED = (
     "a power cut (what was written and not yet on the disk is lost), a full disk or a read-only folder during a save, "
     "another number of ranks, another node"
@@ -58,9 +59,13 @@ class Shape:
 def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, ...]:
     """The strikes, in their order. What the program has no place for is left out: `left_out` says why."""
     dice = random.Random(seed)  # noqa: S311 (a drill, not a key)
-    names = [name for name in STRIKES if name in wanted and name not in left_out(shape)]
+    wanted = {name for name in wanted if name not in left_out(shape)}
+    alone = ("before-save", "stop", *BRANCHES)
+    if wanted & set(BRANCHES) and wanted <= set(alone):
+        wanted.add("one")  # a copy needs a run that has saved and was killed
+    names = [name for name in STRIKES if name in wanted]
     first, last = shape.saves[0], shape.saves[-1]
-    spread = [name for name in names if name not in ("before-save", "after-save", "stop", *BRANCHES)]
+    spread = [name for name in names if name not in ("after-save", *alone)]
     places = dict(zip(spread, _places(first + 2, max(first + 3, last - 1), len(spread), dice), strict=True))
     strikes = []
     for name in names:

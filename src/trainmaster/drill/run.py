@@ -121,7 +121,7 @@ class CommandDrill:
         folders.copy_work(self.setup.work, self.folder / "struck" / "work", links=self.setup.links)
         in_turn = [strike for strike in strikes if strike.name not in (*plans.BRANCHES, "stop")]
         branches = [strike for strike in strikes if strike.name in plans.BRANCHES]
-        self._left = len(in_turn) + sum(s.name == "twice" for s in in_turn) + len(branches) + 2
+        self._left = 1 + len(in_turn) + len(branches) + sum(s.name in ("twice", "term", "saving") for s in strikes)
         before = "the start"
         for strike in in_turn:
             again = [strike, replace(strike, after=0)] if strike.name == "twice" else [strike]  # soon after the start
@@ -152,41 +152,34 @@ class CommandDrill:
         """A strike in a copy of the run, and some steps of its resume; then the copy is thrown away."""
         name = f"struck-{strike.name}"
         shutil.copytree(self.folder / "struck", self.folder / name, symlinks=True, ignore=_attempts_of(self.folder))
-        reached, died_at, path, newest, older = True, timeline.done, None, timeline.newest(), 0
-        if strike.name == "saving":
-            hit = self._attempt(name, str(strike), strike=strike, steps=1, total=shape.steps)
-            timeline.add("the strike before", hit.lives)
-            reached, died_at = hit.struck, timeline.done
+        one = Struck(strike=strike, reached=True, died_at=timeline.done, newest=timeline.newest())
+        if strike.name in plans.DAMAGE:
+            one = self._damage(one, name)
         else:
-            found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
-            older = len(found) - 1
-            if not found or (strike.name == "missing" and not older and len(found[0].files) == 1):
-                reached = False
-            else:
-                dice = random.Random(f"{self.setup.seed} {strike.name}")  # noqa: S311 (a drill, not a key)
-                path = folders.damage(found[0], strike.name, dice)
-        resumes: list[Resume] = []
-        done = None
-        if reached:
+            hit = self._attempt(name, str(strike), strike=strike, steps=2, total=shape.steps)
+            timeline.add("the strike before", hit.lives)
+            hit = replace(hit, reached=max(timeline.history.get(0, {}), default=0))
+            one = replace(one, reached=hit.struck, died_at=timeline.done, hit=hit)
+        if one.reached and not (one.hit and one.hit.reached >= shape.steps):
             look = Strike(name="all", after=0)
             done = self._attempt(name, f"resume after: {strike}", strike=look, steps=LOOK_STEPS, total=shape.steps)
-            resumes = timeline.add(str(strike), done.lives)
-        self._struck.append(
-            Struck(
-                strike=strike,
-                reached=reached,
-                died_at=died_at,
-                resumes=tuple(resumes),
-                branch=done,
-                damaged=str(path.relative_to(self.folder / name)) if path else None,
-                newest=newest,
-                older=older,
-            )
-        )
-        if strike.name == "saving":
-            self._resumes += resumes
+            one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)
+        self._struck.append(one)
+        if strike.name not in plans.DAMAGE:
+            self._resumes += one.resumes
         shutil.rmtree(self.folder / name / "work", ignore_errors=True)
         shutil.rmtree(self.folder / name / "checkpoints", ignore_errors=True)
+
+    def _damage(self, one: Struck, name: str) -> Struck:
+        """Damage the newest checkpoint of a copy of the run."""
+        found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
+        if not found:
+            return replace(one, reached=False)
+        if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
+            return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
+        dice = random.Random(f"{self.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
+        path = folders.damage(found[0], one.strike.name, dice)
+        return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
 
     def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> None:
         printed = verdict.printed_start(done.losses, self._reference_losses)

@@ -8,13 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.drill import judge
-from trainmaster.drill.judge import UNSEEN, Ground
+from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import DAMAGE, Shape, Strike
 from trainmaster.drill.witness_log import Life
 
+_UNSEEN = (
+    "run it with a Python that reads PYTHONPATH (no -I, -E or -S) and steps a torch.optim optimizer, so that the "
+    "witness can see it"
+)
 _NOISE = 3.0  # times the difference of the two undisturbed runs: two runs show little of the spread
 
 
@@ -36,6 +40,7 @@ class Attempt:
     launcher: bool
     struck: bool
     left: tuple[int, ...] = ()  # processes that would not die
+    reached: int = 0  # the last step of the run that it began; of an attempt in a copy of the run
     before: str = ""  # the strike that it was to recover from
 
 
@@ -47,7 +52,9 @@ class Struck:
     reached: bool
     died_at: int | None  # steps that were certainly done; None: it went on
     resumes: tuple[Resume, ...] = ()
-    branch: Attempt | None = None  # the resume in a copy of the run
+    hit: Attempt | None = None  # in a copy of the run: the attempt that was struck
+    branch: Attempt | None = None  # and its resume
+    skipped: str | None = None  # why there was nothing to strike here
     damaged: str | None = None  # file
     newest: int | None = None  # step of the newest checkpoint when it was damaged
     older: int = 0  # checkpoints beside the damaged one
@@ -56,7 +63,7 @@ class Struck:
 def unfit(reference: Attempt, folder: Path) -> Finding | None:
     """Why the program cannot be drilled, as its first undisturbed run shows."""
     if not reference.lives:
-        return error("the witness saw no optimizer step of the program", action=UNSEEN)
+        return error("the witness saw no optimizer step of the program", action=_UNSEEN)
     places = {save.path for life in reference.lives for save in life.saves}
     if outside := sorted(path for path in places if not Path(path).is_relative_to(folder)):
         return error(
@@ -148,8 +155,7 @@ def judge_all(
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     found.append(("losses", _losses(first.losses, attempts, resumes, ground=ground, noise=noise, causes=causes)))
     found += [(one.strike.name, damage(one, ground)) for one in struck if one.strike.name in DAMAGE]
-    if stop := next((attempt for attempt in attempts if attempt.stop_s is not None), None):
-        found.append(("stop", _stop(stop)))
+    found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
     found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
     found.append(("processes", _left(attempts)))
     return found
@@ -166,6 +172,8 @@ def printed_start(losses: Mapping[int, float], reference: Mapping[int, float]) -
 def damage(one: Struck, ground: Ground) -> Finding:
     """A damaged checkpoint is noticed: an older one is taken, or nothing starts."""
     words = str(one.strike)
+    if one.skipped is not None:
+        return skip(f"{words}: {one.skipped}", proof="the files that the struck run had saved")
     if not one.reached or one.branch is None:
         return error(f"{words}: no checkpoint was there to be damaged so", action="save more than one checkpoint")
     words = f"{words} ({one.damaged})"
@@ -223,10 +231,13 @@ def _references(shape: Shape, ground: Ground, noise: float | None) -> Finding:
 
 def _strikes(struck: Sequence[Struck], planned: Sequence[Strike]) -> Finding:
     done = {one.strike.name for one in struck if one.reached}
-    missed = [str(strike) for strike in planned if strike.name not in done]
+    missed = [
+        strike for strike in planned if strike.name not in done | {one.strike.name for one in struck if one.skipped}
+    ]
     if missed:
-        return error(f"not reached: {'; '.join(missed)}", action="run more steps, or choose another --seed")
-    return ok(f"{len(planned)} strikes, each where it was planned")
+        words = "; ".join(map(str, missed))
+        return error(f"not reached: {words}", action="run more steps, or choose another --seed")
+    return ok(f"{len(done)} strikes, each where it was planned")
 
 
 def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
@@ -294,9 +305,17 @@ def _losses(
     return ok(f"{told}, and the weights of {len(steps)} steps after a resume, bit-equal", compared=len(pairs))
 
 
-def _stop(attempt: Attempt) -> Finding:
-    code = next((code for code in attempt.codes if code), 0)
-    return judge.stopped(code=code, took_s=attempt.stop_s or 0.0, grace_s=attempt.grace_s, forced=attempt.forced)
+def _stop(hit: Attempt, shape: Shape) -> Finding:
+    if hit.stop_s is None:
+        return error("SIGTERM was not sent: the run had ended", action="run more steps, or choose another --seed")
+    code = next((code for code in hit.codes if code), 0)
+    return judge.stopped(
+        code=code,
+        took_s=hit.stop_s,
+        grace_s=hit.grace_s,
+        forced=hit.forced,
+        finished=hit.reached >= shape.steps,
+    )
 
 
 def _end(attempts: Sequence[Attempt], *, steps: int, reached: int | None) -> Finding:

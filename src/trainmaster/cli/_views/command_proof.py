@@ -48,7 +48,7 @@ def report(proof: Proof) -> Report:
         claims=[(DOES[result.check], result.findings[0]) for result in proof.results],
         undisturbed=proof.reference.losses,
         struck=[attempt.losses for attempt in proof.attempts],
-        marks=[one.died_at for one in proof.struck if one.died_at is not None and one.branch is None],
+        marks=[one.died_at for one in proof.struck if one.died_at is not None and not (one.branch or one.hit)],
         document=_document(proof),
     )
 
@@ -73,6 +73,7 @@ def _document(proof: Proof) -> dict[str, Any]:
                 "reached": one.reached,
                 "done_steps": one.died_at,
                 "damaged": one.damaged,
+                "skipped": one.skipped,
                 "resumes": [
                     {
                         "rank": resume.rank,
@@ -98,12 +99,13 @@ def _document(proof: Proof) -> dict[str, Any]:
 def _cells(number: int, one: Struck) -> tuple[str, ...]:
     what = str(one.strike)
     if not one.reached:
-        return (str(number), what, "not reached", "", "", "")
+        return (str(number), what, "left out" if one.skipped else "not reached", "", "", "")
     if one.died_at is None:
         return (str(number), what, "", "", "went on", "")
     done = str(one.died_at)
     if not one.resumes:
-        return (str(number), what, done, "", "did not start again", "")
+        ran_on = one.hit is not None and one.branch is None
+        return (str(number), what, done, "", "ran to its end" if ran_on else "did not start again", "")
     resume = one.resumes[0]
     starts = sorted({"no step of the run" if r.start is None else str(r.start) for r in one.resumes})
     saved = "nothing" if resume.newest is None else str(resume.newest)

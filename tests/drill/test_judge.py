@@ -227,3 +227,11 @@ def test_the_end_after_sigterm(code: int, forced: bool, finished: bool, verdict:
     finding = judge.stopped(code=code, took_s=1.0, grace_s=30.0, forced=forced, finished=finished)
     assert finding.verdict is verdict
     assert words in finding.reason
+
+
+def test_an_unseeded_start_before_any_save_is_no_lost_state() -> None:
+    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
+    timeline.add("the start", [life(line(1), line(2), line(3))])
+    found = timeline.add("SIGKILL", [life(*lines_from(0, weights=lambda _, number: f"other{number}"))])
+    assert [resume.start for resume in found] == [None]
+    assert {claim(found).verdict for claim in CLAIMS.values()} == {Verdict.ERROR}

@@ -232,7 +232,7 @@ def together(resumes: Sequence[Resume]) -> list[list[Resume]]:
 
 def _placed(resumes: Sequence[Resume]) -> list[Resume]:
     """Resumes that went on from a checkpoint; of one that began at step 0 there is nothing more to say."""
-    return [resume for resume in resumes if not resume.restarted and (resume.newest is not None or resume.start != 0)]
+    return [resume for resume in resumes if not resume.restarted and (resume.newest is not None or resume.start)]
 
 
 def _enough(judged: Sequence[Resume], words: str) -> Finding:

@@ -21,13 +21,15 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
-_TENSORS, _ELEMENTS = 64, 8  # of parameters and of optimizer state: what a digest is taken from
+_TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
+_STATES = 24  # parameters whose optimizer state is looked at: two or three tensors each
 _BATCH_TENSORS, _BATCH_ELEMENTS = 16, 64
 _MOST_LINES = 20_000  # of one process: about 10 MB
 _MOST_BATCHES = 256  # of one step
@@ -175,7 +177,7 @@ def _note_step(optimizer: Any) -> None:
     witness.steps += first
     rank, world = _rank()
     parameters = _spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
-    state = [_state(optimizer.state[p]) for p in parameters if optimizer.state.get(p)]
+    state = [_state(optimizer.state[p]) for p in _spread(parameters, _STATES) if optimizer.state.get(p)]
     line = {
         "k": "step",
         "n": witness.steps,
@@ -262,13 +264,14 @@ def _rank() -> tuple[int, int]:
 
 
 def _random_states(torch: Any) -> dict[str, str]:
-    states = {"python": repr(random.getstate()).encode(), "torch": bytes(torch.get_rng_state().tolist())}
+    _, numbers, gauss = random.getstate()
+    states = {"python": array("Q", numbers).tobytes() + repr(gauss).encode(), "torch": _bytes(torch.get_rng_state())}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         kind, keys, *rest = numpy.get_state()
         states["numpy"] = repr((kind, rest)).encode() + keys.tobytes()
     if torch.cuda.is_initialized():
-        states["cuda"] = bytes(torch.cuda.get_rng_state().tolist())
+        states["cuda"] = _bytes(torch.cuda.get_rng_state())
     return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
 
 
@@ -303,23 +306,27 @@ def _digest(values: list[Any], elements: int, more: bytes = b"") -> str:
             if not isinstance(value, torch.Tensor):
                 digest.update(repr(value)[:64].encode())
                 continue
-            tensor = getattr(value, "_local_tensor", value).detach()  # this rank's shard of a DTensor
+            tensor = getattr(value, "_local_tensor", value)  # this rank's shard of a DTensor
             if tensor.numel():
                 parts.setdefault((tensor.device, tensor.dtype), []).append(_some(tensor, elements))
         for (_, dtype), some in parts.items():
             gathered = torch.cat(some).cpu()
             digest.update(str(dtype).encode())
-            if dtype is torch.bool:
-                gathered = gathered.to(torch.uint8)
-            digest.update(bytes(gathered.contiguous().view(torch.uint8).tolist()))
+            digest.update(_bytes(gathered.to(torch.uint8) if dtype is torch.bool else gathered.view(torch.uint8)))
     return digest.hexdigest()
+
+
+def _bytes(tensor: Any) -> bytes:
+    """Of a tensor of bytes on the host; torch may be there without numpy."""
+    return bytes(tensor.numpy().tobytes() if "numpy" in sys.modules else tensor.tolist())
 
 
 def _some(tensor: Any, most: int) -> Any:
     """Views of the tensor: nothing large is copied."""
     if tensor.is_contiguous():
-        flat = tensor.view(-1)
-        return flat[:: max(1, flat.numel() // most)][:most]
+        step = max(1, tensor.numel() // most)
+        count = min(most, -(-tensor.numel() // step))
+        return tensor.as_strided((count,), (step,), tensor.storage_offset())
     while tensor.dim() > 1:
         tensor = tensor[tensor.shape[0] // 2]
     return tensor.reshape(-1)[:most]

@@ -143,10 +143,11 @@ class CommandDrill:
         base = timeline.newest() or 0
         steps = max(2, strike.after - base)
         done = self._attempt("struck", str(strike), strike=strike, steps=steps, total=base + steps)
-        self._take(before, done, timeline, then=str(strike))
-        reached, self._unanswered = done.struck, len(self._struck)
-        self._struck.append(Struck(strike=strike, reached=reached, died_at=timeline.done if done.lives else None))
-        return reached
+        within = tuple(r for r in self._take(before, done, timeline, then=str(strike)) if r.strike == str(strike))
+        died_at = within[0].done if within else timeline.done if done.lives else None
+        self._unanswered = None if within else len(self._struck)  # a launcher may have started it again itself
+        self._struck.append(Struck(strike=strike, reached=done.struck, died_at=died_at, resumes=within))
+        return done.struck
 
     def _branch(self, strike: Strike, timeline: Timeline, shape: Shape) -> None:
         """A strike in a copy of the run, and some steps of its resume; then the copy is thrown away."""
@@ -181,15 +182,16 @@ class CommandDrill:
         path = folders.damage(found[0], one.strike.name, dice)
         return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
 
-    def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> None:
+    def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> list[Resume]:
         printed = verdict.printed_start(done.losses, self._reference_losses)
         resumes = timeline.add(before, done.lives, then=then, printed=printed, files=self._written(done))
         self._attempts.append(replace(done, before=before))
         self._resumes += resumes
         if self._unanswered is not None:
-            answered = replace(self._struck[self._unanswered], resumes=tuple(resumes))
-            self._struck[self._unanswered] = answered
+            answered = tuple(resume for resume in resumes if resume.strike == before)
+            self._struck[self._unanswered] = replace(self._struck[self._unanswered], resumes=answered)
             self._unanswered = None
+        return resumes
 
     def _written(self, done: Attempt) -> list[float]:
         """When an attempt wrote its checkpoints, where only their files tell."""
@@ -271,6 +273,7 @@ class CommandDrill:
                 "after": steps,
                 "rank": strike.rank,
                 "do": "hold" if strike.name in _HELD else "kill",
+                "look": LOOK_STEPS,
             }
             ours[STRIKE_VARIABLE] = json.dumps(order)
         # Where people look at runs, not at drills.

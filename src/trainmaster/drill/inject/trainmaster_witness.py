@@ -7,7 +7,8 @@ device at once.
 
 TRAINMASTER_DRILL_WITNESS=FOLDER   each process that steps an optimizer writes FOLDER/PID.jsonl
 TRAINMASTER_DRILL_STRIKE=JSON      {"when": "step" | "save", "after": steps, "rank": number or null, "do": "kill" |
-                                   "hold"}: SIGKILL to itself, or wait until the drill has struck from outside
+                                   "hold", "look": steps}: SIGKILL to itself, or wait until the drill has struck from
+                                   outside. A rank that its launcher starts again after a kill ends after `look` steps
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class _Witness:
         self.ids: list[str] = []
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None
+        struck = self.strike is not None and any(name.startswith("struck-") for name in os.listdir(self.folder))  # noqa: PTH208
+        self.look = int(self.strike["look"]) if self.strike and struck and self.strike["do"] == "kill" else None
 
     def write(self, line: dict[str, Any]) -> None:
         if self.lines >= _MOST_LINES:
@@ -197,6 +200,8 @@ def _note_step(optimizer: Any) -> None:
     witness.batches.clear()
     witness.ids = []
     strike = witness.strike
+    if first and witness.look is not None and witness.steps >= witness.look:
+        os.kill(os.getpid(), signal.SIGKILL)  # what was to be seen has been seen, and the run must not end by it
     if first and strike and strike["when"] == "step" and witness.steps >= strike["after"]:
         _strike(witness, strike, rank)
 

@@ -39,9 +39,12 @@ def run_container(
     here: int = 0,
     lay_out: Callable[[Path], None] = lambda _: None,
     env: Mapping[str, str] | None = None,
-    fails: bool = False,
+    fails: bool | None = False,
 ) -> list[str]:
-    """What SageMaker does with a request on one of its hosts; the lines of the container. `lay_out`: its files."""
+    """What SageMaker does with a request on one of its hosts; the lines of the container. `lay_out`: its files.
+
+    `fails`: whether its program must fail; None: it may, by a verdict on this machine's speed.
+    """
     job = client("sagemaker").describe_training_job(TrainingJobName=name)
     prefix = job["InputDataConfig"][0]["DataSource"]["S3DataSource"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
     given = root / "input" / "data" / "trainmaster"
@@ -56,7 +59,7 @@ def run_container(
     command = [sys.executable, str(given / "start.py"), str(root)]
     own = {**os.environ, **job.get("Environment", {}), "AWS_ENDPOINT_URL": endpoint, **(env or {})}
     ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=150, check=False)
-    assert (ran.returncode != 0) is fails, ran.stderr
+    assert fails is None or (ran.returncode != 0) is fails, ran.stderr
     out = job["OutputDataConfig"]["S3OutputPath"].removeprefix(f"s3://{BUCKET}/")
     for path in (root / "output").rglob("*"):
         if path.is_file():

@@ -65,7 +65,9 @@ def train(relay: Relay, client: Any, endpoint: str, folder: Path, name: str) -> 
 
     def one(here: int) -> list[str]:
         env = {"PYTHONPATH": str(ROOT / "src")}
-        return run_container(client, endpoint, name, folder / f"host-{here}", hosts=hosts, here=here, env=env)
+        return run_container(
+            client, endpoint, name, folder / f"host-{here}", hosts=hosts, here=here, env=env, fails=None
+        )
 
     try:
         with ThreadPoolExecutor(2) as pool:

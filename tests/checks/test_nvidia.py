@@ -204,6 +204,9 @@ def test_accelerators_of_other_makers_are_named_and_never_pass(
         machine.file(f"{PCI}/{address}/class", f"{kind}\n")
     for check in ("gpu_count", "gpu_ecc", "xid"):
         finding = machine.judge(check)[0]
+        if name is None and check == "xid":  # its log is judged without a GPU too
+            assert finding.verdict == "pass"
+            continue
         assert finding.verdict == ("skip" if name is None else "error")
         assert (name or "no NVIDIA GPU") in finding.reason
 

@@ -28,7 +28,7 @@ SOURCE = str(Path(trainmaster.__file__).parents[1])
 TESTS = str(Path(__file__).parents[1])
 ONLY = "cpu,gpu_driver,kernel,memlock,ram,shm"
 NODES = 16
-TIMEOUT_S = 12.0  # 14 hosts share the cores of one machine here
+TIMEOUT_S = 25.0  # 14 hosts share the cores of one machine here
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_16_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.Cap
     code, health, said = check(hosts, entries, "--timeout", str(TIMEOUT_S), "--out", str(bundle))
 
     assert (code, health["overall"]) == (3, "INCOMPLETE")
-    assert set(silent(health)) == {"n05", "n99"}
-    assert "gave no answer in 12 s" in silent(health)["n05"]
+    assert set(silent(health)) == {"n05", "n99"}, silent(health)
+    assert f"gave no answer in {TIMEOUT_S:.0f} s" in silent(health)["n05"]
     assert "nothing listens" in silent(health)["n99"]
     heard = {node["node"]: node for node in health["nodes"]}
     assert len(heard) == NODES - 2

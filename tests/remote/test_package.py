@@ -14,7 +14,7 @@ import pytest
 from trainmaster.remote import bootstrap, package
 
 SOURCE = Path(package.__file__).parents[1]
-NODE_HALF = {"core", "node", "checks", "bench", "models", "datasets", "train", "storage", "agent", "remote"}
+NODE_HALF = {"core", "node", "checks", "bench", "models", "datasets", "drill", "train", "storage", "agent", "remote"}
 IN_IMAGE = {"trainmaster.sagemaker_job"}  # the whole package is installed in the image that starts it
 # A module in a command line, as a word or in a program that is sent as text.
 STARTED = re.compile(r"""(?:"-m",\s*|\brun_module\()["'](trainmaster\.[a-z_.]+)["']""")

@@ -69,7 +69,7 @@ def test_the_working_folder_is_copied_without_its_tools(tmp_path: Path) -> None:
     assert made == ["a", "a/train.py", "data"]
     assert (tmp_path / "copy/data").readlink() == work / "data"
     folders.copy_work(work, work / "proof" / "work")  # a drill's folder inside it is not copied into itself
-    assert not (work / "proof/work/proof").exists()
+    assert not (work / "proof" / "work" / "proof").exists()
 
 
 def test_a_folder_that_is_too_large_is_refused_with_a_way_out(tmp_path: Path) -> None:

@@ -77,6 +77,6 @@ def exit_codes(record: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def last_words(folder: Path) -> str:
-    """Why an attempt ended, and where its log is."""
+    """Why an attempt ended, and where its log would be: without --out it goes with the drill's folder."""
     message = str(exit_record(folder).get("message", ""))
-    return f"{message} (see {folder / rank_log(0)})"
+    return f"{message}; --out DIR keeps its log, {folder.parent.name}/{folder.name}/{rank_log(0)}"

@@ -16,7 +16,8 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, Verdict
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
-from trainmaster.drill import attempt, folders, plan, sample, verdict, witness_log
+from trainmaster.drill import folders, plan, sample, verdict, witness_log
+from trainmaster.drill.attempt import last_words
 from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.run import Proof, Setup
 from trainmaster.drill.verdict import Attempt, Struck
@@ -274,9 +275,7 @@ def test_a_failed_attempt_names_no_log_that_is_removed_with_the_drill(tmp_path: 
     folder = tmp_path / "reference" / "attempt-1"
     folder.mkdir(parents=True)
     (folder / "exit.json").write_text('{"message": "rank 0 exited with 1"}')
-    assert attempt.last_words(folder) == (
-        "rank 0 exited with 1; --out DIR keeps its log, reference/attempt-1/rank-0.log"
-    )
+    assert last_words(folder) == ("rank 0 exited with 1; --out DIR keeps its log, reference/attempt-1/rank-0.log")
 
 
 def test_samples_are_told_only_to_a_drill(monkeypatch: pytest.MonkeyPatch) -> None:

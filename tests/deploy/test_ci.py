@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from machines import H200, Machine
@@ -46,6 +48,28 @@ def test_the_workflow_runs_the_script() -> None:
     workflow = yaml.safe_load((CI / "github-actions.yml").read_text())
     steps = [step.get("run", "") for step in workflow["jobs"]["check"]["steps"]]
     assert any(step.startswith("./check.sh ") for step in steps)
+
+
+def test_the_drill_of_a_pull_request_is_a_command_that_exists() -> None:
+    """Its words are read by the verb itself, its artifacts are what a report is saved as."""
+    from trainmaster.cli._views import drill_report
+    from trainmaster.cli.main import build
+
+    github = yaml.safe_load((CI / "drill.yml").read_text())["jobs"]["drill"]["steps"]
+    gitlab = yaml.safe_load((CI / "drill.gitlab-ci.yml").read_text())["resume-drill"]
+    lines = [next(step["run"] for step in github if "drill --" in step.get("run", "")), gitlab["script"][-1]]
+    verb = typer.main.get_command(build()).get_command(None, "drill")  # type: ignore[attr-defined,arg-type]
+    for line in lines:
+        program, name, *words = shlex.split(
+            line.replace("${{ github.run_number }}", "7").replace("$CI_PIPELINE_IID", "7")
+        )
+        assert (program, name) == ("trainmaster", "drill")
+        read = verb.make_context("drill", words).params
+        assert (read["seed"], str(read["out"])) == (7, "proof")
+        assert [read["config"], *read["values"]][:2] == ["python3", "train.py"]
+    kept = {"drill.html", "drill.md", "drill.json", "junit.xml"}
+    assert {Path(path).name for path in gitlab["artifacts"]["paths"]} | {"junit.xml"} == kept
+    assert all(name.partition(".")[0] in (drill_report.save.__doc__ or "") for name in kept)
 
 
 def test_the_hyperpod_workflow_runs_its_make_targets() -> None:

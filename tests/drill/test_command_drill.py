@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,62 +11,76 @@ import pytest
 
 from fork_server import ForkServer
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.core.spec import JobSpec, Limits, Resources
 from trainmaster.drill import folders
-from trainmaster.drill.run import CommandDrill, Proof, Setup
+
+from . import matrix, recipes
 
 pytestmark = pytest.mark.spawns
 
-STRANGER = Path(__file__).with_name("stranger.py")
-# What fails first, and words of its finding. Losses fail with it, and say from what it follows.
-BUGS: dict[str, tuple[int, tuple[str, ...], str, str]] = {
-    "optimizer": (1, ("one",), "optimizer", "is empty"),
-    "data": (1, ("one",), "data", "data began anew"),
-    "schedule": (1, ("one",), "schedule", "the schedule began anew"),
-    "random": (1, ("one",), "random", "the random state of torch"),
-    "latest": (1, ("one", "saving"), "restart", "after SIGKILL during a save the program did not start again"),
-    "step0": (1, ("one",), "start", "began at step 0, although step"),
-    "rank0": (2, ("one",), "ranks", "rank 1 from step 0"),
-    "accumulation": (1, ("one",), "accumulation", "micro-batches of 2"),
-}
-
-
-def drill(folder: Path, *, bug: str = "", ranks: int = 1, strikes: tuple[str, ...]) -> Proof:
-    work = folder / "work"
-    work.mkdir()
-    shutil.copy(STRANGER, work / "train.py")
-    spec = JobSpec(
-        name="stranger",
-        command=(sys.executable, "train.py"),
-        resources=Resources(processes_per_node=ranks),
-        env={"BUG": bug, "OMP_NUM_THREADS": "1"},
-        limits=Limits(grace_s=10.0),
+HEALTHY = ("one", "term", "saving", "truncated", "stop")
+TRAINERS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(bool(recipes.missing(name)), reason=f"not installed: {recipes.missing(name)}"),
     )
-    proof = CommandDrill(Setup(spec=spec, work=work, strikes=strikes), folder / "drill").run()
-    assert [path.name for path in work.iterdir()] == ["train.py"], "nothing of the user's is touched"
-    return proof
+    for name in recipes.NEEDS
+]
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=5, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("bug", ["", *BUGS])
+@pytest.mark.parametrize("bug", ["none", *recipes.CLAIMS])
 def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_path: Path) -> None:
-    healthy = (1, ("one", "term", "saving", "truncated", "stop"), "", "")
-    ranks, strikes, claim, words = BUGS.get(bug, healthy)
-    proof = drill(tmp_path, bug=bug, ranks=ranks, strikes=strikes)
+    proof = recipes.drill(
+        tmp_path,
+        "torchrun",
+        changes=recipes.PLANTS["torchrun"].get(bug, ()),
+        strikes={"none": ("one", "term", "saving", "truncated", "stop"), "latest": ("one", "saving")}.get(
+            bug, ("one",)
+        ),
+        ranks=2 if bug == "rank0" else 1,
+    )
+    assert matrix.judge(proof, bug) is None
     found = {result.check: result.findings[0] for result in proof.results}
-    failed = [name for name, finding in found.items() if finding.verdict is Verdict.FAIL]
-    assert set(failed) <= {claim, "losses"}, {name: found[name].reason for name in failed}
-    if not bug:
-        assert proof.overall is Overall.PASS, [(name, one.reason) for name, one in found.items()]
+    if bug == "none":
         assert "bit-equal" in found["losses"].reason
         assert "noticed, went on from step" in found["truncated"].reason
         return
     assert proof.overall is Overall.FAIL
-    assert words in found[claim].reason
-    assert found[claim].action
-    if "losses" in failed:
-        assert found["losses"].action == f"it follows from: {claim}"
+    assert found[recipes.CLAIMS[bug][0]].action
+    if found["losses"].verdict is Verdict.FAIL:
+        assert found["losses"].action == f"it follows from: {recipes.CLAIMS[bug][0]}"
+
+
+@pytest.mark.matrix(one_in=5)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_recipe_that_ships_passes(name: str, tmp_path: Path) -> None:
+    with recipes.warm_python(name) as python:
+        proof = recipes.drill(tmp_path, name, strikes=("one", "flipped"), python=(python, "-m"))
+    assert matrix.judge(proof, "none") is None
+    assert proof.shape is not None and len(proof.shape.saves) >= 7, "its saves are heard"
+
+
+@pytest.mark.matrix(one_in=5, of="drills of the scripts of others")
+@pytest.mark.timeout(600)
+def test_a_hostile_script_gets_its_verdict_and_leaves_nothing(tmp_path: Path) -> None:
+    """It ignores SIGTERM, leaves daemons, prints 10,000 lines a second and losses that are not numbers."""
+    proof = recipes.drill(tmp_path, "torchrun", changes=recipes.HOSTILE, strikes=("one", "term"))
+    found = {result.check: result.findings[0] for result in proof.results}
+    assert {name: one.reason for name, one in found.items() if one.verdict in (Verdict.FAIL, Verdict.ERROR)} == {}
+    assert found["stop"].verdict is Verdict.WARN and "SIGTERM was ignored" in found["stop"].reason
+    assert "bit-equal" in found["losses"].reason
+    mark = str(tmp_path).encode()
+    left = [path for path in Path("/proc").glob("[0-9]*/environ") if mark in read_or_nothing(path)]
+    assert left == []
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 @pytest.mark.parametrize(
@@ -76,7 +89,7 @@ def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_pa
         (("--", "no-such-program", "train.py"), "no such program"),
         (("job.yaml", "--kills", "3"), "a command takes --strike"),
         (("train.yaml", "--strike", "one"), "--strike belongs to the drill of a command"),
-        (("job.yaml", "--strike", "lightning"), "SIGKILL during a save"),
+        (("job.yaml", "--strike", "lightning"), "twice, term, saving, truncated"),
         (("--command", "train.yaml"), "train.yaml:1: name: missing"),
         (("job.yaml", "resources.nodes=2"), "a drill runs on this machine"),
         ((), "drill -- python train.py"),

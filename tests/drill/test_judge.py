@@ -64,6 +64,7 @@ CLAIMS: dict[str, Callable[[list[Resume]], Finding]] = {
     "lost": judge.newest_used,
     "weights": judge.weights,
     "optimizer": judge.optimizer,
+    "buffers": lambda found: judge.buffers(found, replace(GROUND, buffers=True)),
     "schedule": judge.schedule,
     "random": lambda found: judge.random_state(found, GROUND),
     "data": lambda found: judge.data(found, GROUND),
@@ -157,6 +158,29 @@ def test_what_is_read_over_to_come_to_the_place_is_no_other_data() -> None:
     assert judge.accumulation(found, GROUND).verdict is Verdict.PASS
 
 
+def read_ahead(lines: Sequence[Line], *, first: int) -> list[Line]:
+    """The same as a loader tells that reads one batch ahead: `first` is how many it has read before the first step."""
+    flat = [batch for one in REFERENCE.values() for batch in one.batches]
+    at = flat.index(lines[0].batches[0])
+    cuts = [at + 2 - (first - 1), *(at + 3 + 2 * number for number in range(len(lines)))]
+    cuts[0] = cuts[1] - first
+    return [replace(one, batches=tuple(flat[a:b])) for one, a, b in zip(lines, cuts, cuts[1:], strict=False)]
+
+
+@pytest.mark.parametrize(("first", "verdict"), [(3, Verdict.PASS), (2, Verdict.FAIL)])
+def test_micro_batches_are_counted_where_a_loader_reads_ahead(first: int, verdict: Verdict) -> None:
+    whole = read_ahead(list(REFERENCE.values()), first=3)
+    reference = dict(enumerate(whole, 1))
+    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
+    timeline.add("the start", [life(*whole[:13], saves=[5, 10])])
+    second = [replace(one, weights=f"{one.weights}x" if n and first == 2 else one.weights) for n, one in
+              enumerate(read_ahead(lines_from(10), first=first))]  # fmt: skip
+    finding = judge.accumulation(timeline.add("SIGKILL", [life(*second)]), GROUND)
+    assert finding.verdict is verdict
+    if verdict is Verdict.FAIL:
+        assert "step 11 was made of 1 micro-batches of 2" in finding.reason
+
+
 def test_a_random_state_that_moves_no_weight_is_told_and_not_failed() -> None:
     finding = judge.random_state(resumes(*lines_from(10, random={"torch": "x"})), GROUND)
     assert finding.verdict is Verdict.PASS
@@ -173,6 +197,27 @@ def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
     assert judge.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
     other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
     assert judge.data(resumes(*other), ground).verdict is Verdict.ERROR
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "repeatable", "verdict"),
+    [
+        ("u", "u", True, Verdict.PASS),
+        ("u", "began anew", True, Verdict.FAIL),
+        ("u", "began anew", False, Verdict.SKIP),
+        ("", "", True, Verdict.SKIP),
+        (None, None, True, Verdict.SKIP),
+    ],
+)
+def test_buffers_are_those_that_the_run_had(
+    before: str | None, after: str | None, repeatable: bool, verdict: Verdict
+) -> None:
+    found = [
+        replace(one, own={11: replace(line(11), buffers=before)}) for one in resumes(*lines_from(10, buffers=after))
+    ]
+    finding = judge.buffers(found, replace(GROUND, buffers=repeatable))
+    assert finding.verdict is verdict
+    assert ("not looked at" in finding.reason) == (before is None)
 
 
 def test_what_was_not_seen_never_passes() -> None:
@@ -203,6 +248,20 @@ def test_ranks_that_did_not_load_are_named() -> None:
     assert "rank 0 from step 10, rank 1 from step 0" in finding.reason
     assert judge.no_restart(found).verdict is Verdict.PASS
     assert judge.ranks_agree(found[:1], 1).verdict is Verdict.SKIP
+
+
+def test_a_rank_with_the_weights_of_another_and_no_optimizer_state_did_not_load() -> None:
+    """DDP sends every rank the weights of rank 0 when it is built."""
+    timeline = Timeline(reference={0: REFERENCE, 1: REFERENCE}, savers=frozenset({0}))
+    run = [line(step) for step in range(1, 14)]
+    timeline.add("the start", [life(*run, saves=[5, 10]), life(*run, rank=1)])
+    empty = lines_from(10, state=lambda one, number: None if number == 1 else one.state)
+    found = timeline.copy().add("SIGKILL", [life(*lines_from(10)), life(*empty, rank=1)])
+    assert [resume.rank for resume in judge.not_loaded(found)] == [1]
+    finding = judge.ranks_agree(found, 2)
+    assert finding.verdict is Verdict.FAIL and "the optimizer of rank 1" in finding.reason
+    everywhere = timeline.add("SIGKILL", [life(*empty), life(*empty, rank=1)])
+    assert judge.not_loaded(everywhere) == [], "lost on every rank: the optimizer is not saved"
 
 
 def test_equal_weights_of_a_learning_rate_of_zero_are_told_apart_by_the_rest() -> None:

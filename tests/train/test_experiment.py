@@ -18,6 +18,7 @@ def begin(run_here: RunHere, folder: Path) -> None:
     run_here(folder, tiny(steps=4))
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -125,6 +125,7 @@ def test_other_data_under_the_same_path_is_not_gone_on_with(run_here: RunHere, t
     assert run_here(tmp_path / "run", elsewhere).named("TRAINING", "start")[-1]["data"]["resumed_from"] == 2
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("rows", ["concat", "pack"])
 def test_both_kinds_of_rows_train(run_here: RunHere, tmp_path: Path, rows: str) -> None:
     ran = run_here(tmp_path / "run", tiny(data={**prepared(tmp_path / "set", 2000), "rows": rows}, steps=12))

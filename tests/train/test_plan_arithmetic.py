@@ -57,6 +57,7 @@ def test_every_weight_has_the_name_and_shape_of_the_model(changes: dict[str, obj
     assert flops == 6 * (counts.active - looked_up) + attention
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("changes", ODD, ids=str)
 @pytest.mark.parametrize(("master", "kind"), [(4, torch.float32), (2, torch.bfloat16)])
 def test_optimizer_states_have_the_bytes_that_are_planned(
@@ -87,6 +88,7 @@ def test_a_checkpoint_holds_the_bytes_that_are_planned(run_here: RunHere, tmp_pa
     assert ran.named("CHECKPOINT", "saved")[-1]["data"]["bytes"] >= planned
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it first compiles
 @pytest.mark.parametrize(

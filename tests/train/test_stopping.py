@@ -27,6 +27,7 @@ def lay_the_file(ranks: Ranks) -> None:
     (ranks.folder / "stop").write_text("user_cancelled")
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(
     "ask",
     [send(signal.SIGTERM), send(signal.SIGUSR1), send(signal.SIGINT), send(signal.SIGHUP), lay_the_file],

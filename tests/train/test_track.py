@@ -141,3 +141,14 @@ def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     client = mlflow.MlflowClient(tracking_uri=uri)
     (run,) = client.search_runs([client.get_experiment_by_name("trainmaster").experiment_id])
     assert (run.data.params, run.data.metrics) == ({"model.layers": "2"}, {"train/loss": 2.5})
+    for number, steps in ((1, (1, 2)), (2, (2, 3))):  # the attempts of one job go on with one run
+        monkeypatch.setenv("TRAINMASTER_ATTEMPT", f"6f1c.{number}/0")
+        tracker = trackers.MLflow(uri, {"model": {"layers": 2}})
+        for step in steps:
+            tracker.log(step, {"train/loss": 1.0 / step})
+        tracker.close()
+    runs = client.search_runs([run.info.experiment_id])
+    assert len(runs) == 2
+    (job,) = [one for one in runs if one.data.tags.get("trainmaster_job") == "6f1c"]
+    assert [point.step for point in client.get_metric_history(job.info.run_id, "train/loss")] == [1, 2, 2, 3]
+    assert job.info.status == "FINISHED"

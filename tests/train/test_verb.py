@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def begin(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.matrix(one_in=3, of="the train verb with real ranks")
 def test_two_ranks_train_and_the_same_command_goes_on(tmp_path: Path) -> None:
     first = train(tmp_path, "steps=3", "eval_sequences=0", "--processes", "2")
     assert first.returncode == 0, first.stderr
@@ -53,6 +55,7 @@ def test_a_bad_config_exits_2_and_creates_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.matrix(one_in=3, of="the train verb with real ranks")
 def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """They trained on for ever, and the next start failed with "in use" after its lease."""
     training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")
@@ -72,6 +75,7 @@ def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: 
     assert "resumed from step " in again.stdout
 
 
+@pytest.mark.matrix(one_in=3, of="the train verb with real ranks")
 def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress(tmp_path: Path) -> None:
     """Killed before step 7 of each start: the first has saved, the two after it have not."""
     environment = {"TRAINMASTER_KILL_AT": "step:start @6", "TRAINMASTER_KILL_RANK": "0"}
@@ -82,6 +86,7 @@ def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress
     assert [json.loads((folder / "exit.json").read_text())["saved_since"] for folder in folders] == [True, False, False]
 
 
+@pytest.mark.matrix(one_in=3, of="the train verb with real ranks")
 def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:
     """The agent is in a session of its own: it would go on with nobody to see it."""
     training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")
@@ -99,6 +104,7 @@ def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:
     assert end["stopped"] and (tmp_path / "checkpoints" / f"step-{end['step']:08d}" / "manifest.json").exists()
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("package", ["typer", "torch"])
 def test_ctrl_c_during_an_import_ends_it_with_one_word(tmp_path: Path, package: str) -> None:
     """The import goes on in spite of the exception, and then fails, as torch's does."""
@@ -135,3 +141,24 @@ def test_ctrl_c_before_the_agent_listens_is_not_lost(
     (attempt,) = (tmp_path / "checkpoints" / "attempts").iterdir()
     record = json.loads((attempt / "exit.json").read_text())
     assert record["reason"] == "user_cancelled" and "before the start" in record["message"]
+
+
+@pytest.mark.matrix(one_in=2)
+@pytest.mark.spawns
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM])
+def test_only_a_second_ctrl_c_ends_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: signal.Signals
+) -> None:
+    begin = subprocess.Popen
+
+    def saving(*_: object, **__: object) -> object:  # stands for an agent whose ranks are saving
+        return begin(["sleep", "2"], start_new_session=True)
+
+    monkeypatch.setattr(verb.subprocess, "Popen", saving)
+    asked = [signal.SIGINT, signal.SIGINT]  # before anything was said: a key that was held for too long
+    more = threading.Timer(0.7, asked.append, [again])
+    more.start()
+    code = verb._run(tmp_path, asked)
+    more.join()
+    assert code == (-signal.SIGKILL if again is signal.SIGINT else 0)
+    assert capsys.readouterr().err.count("Ctrl-C again ends it at once") == 1

@@ -2,7 +2,7 @@
 
 attempt.py runs one attempt under the agent, and serves the drill of our trainer (train/drill) too. inject/ is the
 witness that is put into the program through its environment, witness_log.py reads its lines, plan.py says when to
-strike, run.py does it, lives.py finds the step that each start went on from, judge.py compares.
+strike, run.py does it, lives.py finds the step that each start went on from, judge.py and losses.py compare.
 """
 
 from __future__ import annotations

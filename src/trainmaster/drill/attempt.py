@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import TrainmasterError
-from trainmaster.core.files import read_small
+from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.plan import EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
 from trainmaster.node.owner import name_process
 
@@ -40,7 +40,7 @@ def run(
     folder = Path(plan.folder)
     folder.mkdir(parents=True)
     path = folder / PLAN_FILE
-    path.write_text(plan.to_json())
+    write_whole(path, plan.to_json(), durable=False, mode=0o600)  # a plan has the variables of the job
     command = [sys.executable, "-m", "trainmaster.agent", str(path)]
     agent = subprocess.Popen(
         command,

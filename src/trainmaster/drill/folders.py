@@ -22,6 +22,9 @@ _NOT_WEIGHTS = re.compile(
 )
 
 
+_STEP = r"(?:step|iter|iteration|checkpoint|ckpt)[-_=]?(\d+)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """Files that belong together: those of one numbered folder or of one number, or a file that is written anew."""
@@ -32,27 +35,86 @@ class Checkpoint:
 
 
 def copy_work(source: Path | None, to: Path, *, links: Collection[str] = ()) -> None:
-    """Copy the working folder; entries in `links` are linked. UsageError where it is too large to copy."""
+    """Copy the working folder; entries in `links` are linked."""
+    mended = check_work(source, to, links=links)
     to.mkdir(parents=True)
     if source is None:
         return
-    if (size := measure(source, leave=links)) > MOST_BYTES:
-        raise UsageError(
-            f"{source} has more than {MOST_BYTES >> 30} GiB ({size / (1 << 30):.1f} GiB counted), and a drill works in "
-            "copies of it: name what the program only reads with --link NAME, or another folder with --workdir"
-        )
-    for name in links:
-        if not (source / name).exists():
-            raise UsageError(f"--link {name}: {source} has no such entry")
+    linked = _names(links)
     for entry in sorted(source.iterdir()):
         if entry.name in LEFT_OUT or to.is_relative_to(entry):
             continue
-        if entry.name in links:
+        if entry.name in linked:
             (to / entry.name).symlink_to(entry.absolute())
         elif entry.is_dir() and not entry.is_symlink():
             shutil.copytree(entry, to / entry.name, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
         elif entry.is_symlink() or entry.is_file():
             shutil.copy2(entry, to / entry.name, follow_symlinks=False)
+    for path, target in mended.items():
+        (to / path).unlink()
+        (to / path).symlink_to(target)
+
+
+def check_work(source: Path | None, to: Path, *, links: Collection[str] = ()) -> dict[Path, str]:
+    """Symbolic links of the working folder that a copy of it must not have as they are, with their targets there.
+
+    UsageError where it is too large to copy, or where a program in the copy would write to the user's own files.
+    """
+    if source is None:
+        return {}
+    linked = _names(links)
+    for name in linked:
+        if name != Path(name).name or not (source / name).exists():
+            raise UsageError(f"--link {name}: {source} has no such entry; name a file or folder that is directly in it")
+    mended = _links_to_mend(source, to, linked)
+    if (size := measure(source, leave=linked)) > MOST_BYTES:
+        raise UsageError(
+            f"{source} has more than {MOST_BYTES >> 30} GiB ({size / (1 << 30):.1f} GiB counted), and a drill works in "
+            "copies of it: name what the program only reads with --link NAME, or another folder with --workdir"
+        )
+    return mended
+
+
+def _names(links: Collection[str]) -> list[str]:
+    """Without the slash that a shell adds to a folder."""
+    return [str(Path(name)) for name in links]
+
+
+def _links_to_mend(source: Path, to: Path, links: Collection[str]) -> dict[Path, str]:
+    """Symbolic links that are not the same in a copy, and where they must point there. UsageError for one that leads
+    out of the folder: through it the drill would train, strike and damage the user's own checkpoints."""
+    real = source.resolve()
+    shared = [(source / name).resolve() for name in links]
+    changed: dict[Path, str] = {}
+    for path in _links(source, to, links):
+        written, target = str(path.readlink()), path.resolve()
+        if not any(target.is_relative_to(folder) for folder in (real, *shared)):
+            first = path.relative_to(source).parts[0]
+            raise UsageError(
+                f"{path} is a link to {target}, outside of the folder that a drill works in copies of: what the "
+                f"program writes through it would reach your own files. If the program only reads it: --link {first}. "
+                "If it writes there: replace the link by a folder for the drill, or let it save below "
+                "TRAINMASTER_CHECKPOINTS"
+            )
+        beside = os.path.relpath(path.parent, source)
+        leads_out = os.path.isabs(written) or os.path.normpath(os.path.join(beside, written)).startswith("..")  # noqa: PTH117, PTH118
+        if leads_out and target.is_relative_to(real):
+            changed[path.relative_to(source)] = os.path.relpath(target, path.parent.resolve())
+    return changed
+
+
+def _links(source: Path, to: Path, leave: Collection[str]) -> Iterator[Path]:
+    """Symbolic links that `copy_work` would copy."""
+    for above, folders, files in os.walk(source):
+        here = Path(above)
+        names = {
+            name
+            for name in (*folders, *files)
+            if name not in LEFT_OUT and not (here == source and (name in leave or to.is_relative_to(here / name)))
+        }
+        yield from (here / name for name in sorted(names) if (here / name).is_symlink())
+        # The links of a virtual environment lead to its interpreter, whatever the folder is called.
+        folders[:] = [name for name in folders if name in names and not (here / name / "pyvenv.cfg").is_file()]
 
 
 def measure(folder: Path, *, leave: Collection[str] = ()) -> int:
@@ -123,8 +185,13 @@ def _files(root: Path) -> Iterator[tuple[Path, float]]:
 
 
 def _group(path: Path) -> str:
-    """What the files of one checkpoint share: the path up to its first part with a number, and that number."""
-    for place, part in enumerate(path.parts):
-        if number := re.search(r"\d+", part):
-            return "/".join((*path.parts[:place], part[: number.end()]))
+    """What the files of one checkpoint share: the path up to its part with the number of a step, and that number.
+
+    `version_0/epoch=1-step=20.ckpt` is of step 20; `model_000010.pt` and `optim_000010.pt` are of one checkpoint.
+    """
+    for pattern in (_STEP, r"(\d+)"):
+        for place, part in enumerate(path.parts):
+            if number := re.search(pattern, part):
+                is_file = place == len(path.parts) - 1
+                return "/".join((*path.parts[:place], number[1] if is_file else part[: number.end()]))
     return str(path)

@@ -24,6 +24,7 @@ class Ground:
     data: bool  # every batch was the same
     source: str | None  # the data set that is trained on; None: no DataLoader was seen
     ids: bool  # the program tells its samples itself
+    buffers: bool = False  # those of every step were the same
 
 
 def no_restart(resumes: Sequence[Resume]) -> Finding:
@@ -97,6 +98,27 @@ def optimizer(resumes: Sequence[Resume]) -> Finding:
     return _enough(judged, "optimizer states bit-equal to those that were saved")
 
 
+def buffers(resumes: Sequence[Resume], ground: Ground) -> Finding:
+    """Buffers at the first step, after its forward, are those that the run had there."""
+    judged = _placed(resumes)
+    seen = [resume.lines[0].buffers for resume in judged]
+    if judged and None in seen:
+        return skip("buffers such as BatchNorm statistics were not looked at", proof="torch before 2.0 tells of none")
+    if judged and not any(seen):
+        return skip("no buffers beside the trained weights", proof="no module with a trained parameter registered any")
+    if judged and not ground.buffers:
+        return skip("buffers are not repeatable", proof="they differ between the two undisturbed runs")
+    for resume in judged:
+        held = resume.held(resume.base + 1)
+        if held is not None and held.buffers != resume.lines[0].buffers:
+            return fail(
+                f"after {resume.strike} buffers of rank {resume.rank}, as BatchNorm's statistics, are not those that "
+                f"the run had in step {resume.base + 1}: evaluation gives other results",
+                action="save model.state_dict(), not only model.parameters(), and load it with strict=True",
+            )
+    return _enough(judged, "buffers, as BatchNorm's statistics, bit-equal to those that were saved")
+
+
 def schedule(resumes: Sequence[Resume]) -> Finding:
     """The learning rate of every step is that of the undisturbed run."""
     judged, steps = _placed(resumes), 0
@@ -167,7 +189,7 @@ def accumulation(resumes: Sequence[Resume], ground: Ground) -> Finding:
         most = max(most, len(wanted))
         if lost := _lost_in_the_middle(resume, ground):
             return fail(
-                f"after {resume.strike} step {resume.base + 1} was made of {len(got)} micro-batches of {len(wanted)}: "
+                f"after {resume.strike} step {resume.base + 1} was made of {_made_of(got, wanted, lost)}: "
                 f"{lost} had been added to its gradients before the save, and were lost",
                 action="the checkpoint was taken in the middle of gradient accumulation: save only after "
                 "optimizer.step(), or save the gradients and the place in the step too",
@@ -175,6 +197,11 @@ def accumulation(resumes: Sequence[Resume], ground: Ground) -> Finding:
     if judged and most == 1:
         return skip("one batch a step: nothing is accumulated", proof="no step of the undisturbed run read two")
     return _enough(judged, f"first steps made of all {most} micro-batches")
+
+
+def _made_of(got: Sequence[str], wanted: Sequence[str], lost: int) -> str:
+    short = len(got) < len(wanted) or list(got) == list(wanted)  # else it was filled up with the next ones
+    return f"{len(wanted) - lost if short else len(wanted)} micro-batches of {len(wanted)}"
 
 
 def ranks_agree(resumes: Sequence[Resume], world: int) -> Finding:
@@ -194,6 +221,14 @@ def ranks_agree(resumes: Sequence[Resume], world: int) -> Finding:
                 f"after {strike} ranks did not go on from the same step: {words}",
                 action="the checkpoint is loaded on some ranks only: load it on every rank, or broadcast model and "
                 "optimizer state from the rank that loads",
+            )
+        if not_loaded(group):
+            without = " and ".join(str(resume.rank) for resume in not_loaded(group))
+            return fail(
+                f"after {strike} the optimizer of rank {without} is not what it was at step {group[0].base + 1}, "
+                "although that of other ranks is",
+                action="the checkpoint is loaded on some ranks only (DDP sends them the weights, nothing else): load "
+                "it on every rank, or broadcast the optimizer's state and the step too",
             )
         compared += len(group) > 1
     if not compared:
@@ -228,6 +263,16 @@ def together(resumes: Sequence[Resume]) -> list[list[Resume]]:
     for resume in resumes:
         groups.setdefault((resume.strike, resume.done), []).append(resume)
     return list(groups.values())
+
+
+def not_loaded(resumes: Sequence[Resume]) -> list[Resume]:
+    """Ranks that hold another optimizer state than they had, where others of the same start hold the right one."""
+    found: list[Resume] = []
+    for group in together(resumes):
+        seen = [(resume, held) for resume in _placed(group) if (held := resume.held(resume.base + 1)) is not None]
+        wrong = [resume for resume, held in seen if held.state != resume.lines[0].state]
+        found += wrong if len(wrong) < len(seen) else []
+    return found
 
 
 def _placed(resumes: Sequence[Resume]) -> list[Resume]:
@@ -293,7 +338,20 @@ def _lost_in_the_middle(resume: Resume, ground: Ground) -> int:
             return lost
         if got[-len(left) :] == left and len(got) > len(left) and got[-len(wanted) :] != wanted:
             return lost
+    ahead = _read_ahead(resume, ground)
+    if wanted and ahead and not _same_after(resume):
+        wanted = _wanted(resume, 0, ground)[-ahead:] + wanted
+        return next((lost for lost in range(1, len(wanted)) if got == wanted[lost:]), 0)
     return 0
+
+
+def _read_ahead(resume: Resume, ground: Ground) -> int:
+    """Batches that are read before they are needed: so many more before the first step than before each later one."""
+    first, second, third = (
+        sum(source == ground.source for source, _ in line.batches) if (line := resume.reference.get(step)) else 0
+        for step in (1, 2, 3)
+    )
+    return max(0, first - second) if second == third else 0
 
 
 def _first_wrong_batch(resume: Resume, ground: Ground) -> Finding | None:

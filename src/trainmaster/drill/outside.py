@@ -29,16 +29,23 @@ class Outside:
     folder: Path  # of the attempt
     witness: Path
     grow: tuple[Path, ...] = ()  # folders in which a file that grows is a save: for programs whose saves nobody hears
+    quiet_s: float | None = None  # without a new step for so long it hangs, and is killed; None: never
+    hung: bool = False
     launcher: bool = False  # seen: the command's own process is not one that trains
     stopped_at: float | None = None
     struck: bool = False
     _sizes: dict[Path, int] | None = None
     _looked: float = 0.0
+    _written: int = -1
+    _moved: float = 0.0
 
     def look(self, agent: int) -> None:
         """Called again and again while the attempt runs."""
         if not self.launcher and (training := self._training()):
             self.launcher = not training & set(_commands(agent))
+        if not self.hung and self._is_quiet():
+            self.hung = True
+            _send({*_commands(agent), *self._training()}, signal.SIGKILL)
         if self.strike is None:
             return
         if self.struck:
@@ -47,6 +54,15 @@ class Outside:
             self.struck = True
             self._hit(agent)
             (self.witness / "go").touch()
+
+    def _is_quiet(self) -> bool:
+        """Nothing was written by the witness for longer than the undisturbed run allows: ranks wait for each other."""
+        if self.quiet_s is None:
+            return False
+        now, written = time.monotonic(), sum(path.stat().st_size for path in self.witness.glob("*.jsonl"))
+        if written != self._written:
+            self._written, self._moved = written, now
+        return now - self._moved > self.quiet_s
 
     def _is_saving(self) -> bool:
         if not self.grow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -22,10 +23,12 @@ from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
 from trainmaster.drill.outside import Outside
 from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
-from trainmaster.drill.verdict import Attempt, Struck
+from trainmaster.drill.record import Attempt, Struck
 from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE, Line
 
 _LOOK_S = 0.05
+# An attempt that does nothing for so much longer than the undisturbed run ever did hangs. A busy machine is slower.
+_QUIET_S, _QUIET_TIMES = 60.0, 10.0
 _HELD = frozenset({"term", "launcher", "stop"})  # strikes from outside: the witness holds the program for them
 
 
@@ -42,6 +45,15 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Two undisturbed runs, and what they have shown of the program."""
+
+    first: Attempt
+    second: Attempt
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
     """Result of a drill."""
 
@@ -53,6 +65,7 @@ class Proof:
     reference: Attempt
     attempts: tuple[Attempt, ...]
     took_s: float
+    references: References | None = None  # of a drill that came to its strikes
 
     @property
     def overall(self) -> Overall:
@@ -75,17 +88,40 @@ class CommandDrill:
     _number: int = 0
     _steps: int = 0
     _cost: tuple[float, float] = (0.0, 0.0)  # seconds of a start and of a step
+    _quiet_s: float | None = None  # how long an attempt may do nothing
     _left: int = 0  # attempts that are still to come
 
-    def run(self) -> Proof:
+    def run(self, references: References | None = None) -> Proof:
+        """`references`: those of an earlier drill of the same program with the same values; without, they are run."""
         started = time.monotonic()
+        folders.check_work(self.setup.work, self.folder / "reference", links=self.setup.links)
         inject = Path(__file__).with_name("inject")
         shutil.copytree(inject, self.folder / "witness", ignore=shutil.ignore_patterns("__pycache__"))
+        seen = references or self._look_at_it(started)
+        if isinstance(seen, Proof):
+            return seen
+        self._know(seen.first)
+        strikes = plans.make(seen.shape, wanted=self.setup.strikes, seed=self.setup.seed)
+        reached = self._strike_all(seen.first, strikes, seen.shape)
+        findings = verdict.judge_all(
+            seen.first,
+            seen.second,
+            seen.shape,
+            struck=self._struck,
+            attempts=self._attempts,
+            resumes=self._resumes,
+            planned=strikes,
+            reached=reached,
+        )
+        left_out = {name: why for name, why in plans.left_out(seen.shape).items() if name in self.setup.strikes}
+        return self._proof(seen.shape, left_out, findings, seen, started)
+
+    def _look_at_it(self, started: float) -> References | Proof:
+        """Run it twice undisturbed; a proof of one finding where it cannot be drilled."""
         first = self._undisturbed("reference")
-        self._steps = len(_lines(first).get(0, {}))
+        self._know(first)
         if refusal := verdict.unfit(first, self.folder):
             return self._proof(None, {}, [("reference", refusal)], first, started)
-        self._cost = _measure(first)
         self._left = 2 * len(self.setup.strikes)
         second = self._undisturbed("reference-2")
         if refusal := verdict.unlike(first, second):
@@ -98,20 +134,12 @@ class CommandDrill:
         )
         if refusal := verdict.too_few_saves(shape):
             return self._proof(shape, {}, [("reference", refusal)], first, started)
-        strikes = plans.make(shape, wanted=self.setup.strikes, seed=self.setup.seed)
-        reached = self._strike_all(first, strikes, shape)
-        findings = verdict.judge_all(
-            first,
-            second,
-            shape,
-            struck=self._struck,
-            attempts=self._attempts,
-            resumes=self._resumes,
-            planned=strikes,
-            reached=reached,
-        )
-        left_out = {name: why for name, why in plans.left_out(shape).items() if name in self.setup.strikes}
-        return self._proof(shape, left_out, findings, first, started)
+        return References(first=first, second=second, shape=shape)
+
+    def _know(self, first: Attempt) -> None:
+        self._steps, self._cost = len(_lines(first).get(0, {})), _measure(first)
+        self._reference_losses = first.clear_losses
+        self._quiet_s = max(_QUIET_S, _QUIET_TIMES * longest_pause(first))
 
     def _strike_all(self, first: Attempt, strikes: Sequence[Strike], shape: Shape) -> int | None:
         """Every strike in its turn; returns the last step of the last attempt, None where that was not reached."""
@@ -207,8 +235,6 @@ class CommandDrill:
                 "the undisturbed run failed, so there is nothing to compare with: "
                 f"{engine.last_words(Path(done.folder))}"
             )
-        if name == "reference":
-            self._reference_losses = done.losses
         return done
 
     def _attempt(self, run: str, label: str, *, strike: Strike | None, steps: int, total: int) -> Attempt:
@@ -234,7 +260,7 @@ class CommandDrill:
             work=str(base / "work"),
         )
         grow = self._roots(run) if self._unheard and strike is not None and strike.name == "saving" else ()
-        outside = Outside(strike=strike, folder=folder, witness=witness, grow=grow)
+        outside = Outside(strike=strike, folder=folder, witness=witness, grow=grow, quiet_s=self._quiet_s)
         label, begun = f"{label}{self._estimate()}", time.time()
 
         def look(agent: int) -> None:
@@ -243,13 +269,20 @@ class CommandDrill:
 
         record = engine.run(plan, variables={}, look=look, look_s=_LOOK_S)
         ended = time.monotonic()
+        if place := witness_log.read_outside(witness):
+            raise DrillFailed(
+                f"it saves to {place}, which is outside its working folder, and was ended before it wrote there: "
+                "save below TRAINMASTER_CHECKPOINTS, or to a path relative to the working folder"
+            )
         self._left = max(0, self._left - 1)
         message = str(record.get("message", ""))
+        losses, repeated = read_losses(folder / EVENTS_FILE)
         return Attempt(
             label=label,
             folder=str(folder),
             lives=witness_log.read(witness),
-            losses=_losses(folder / EVENTS_FILE),
+            losses=losses,
+            repeated=repeated,
             codes=engine.exit_codes(record),
             message=message,
             forced="did not end in" in message,
@@ -258,6 +291,8 @@ class CommandDrill:
             grace_s=spec.limits.grace_s,
             stop_s=None if outside.stopped_at is None else ended - outside.stopped_at,
             launcher=outside.launcher,
+            hung=outside.hung,
+            loaded=witness_log.read_loads(witness, base),
             struck=outside.struck or any(witness.glob("struck-*")),
             left=tuple(record.get("evidence", {}).get("would_not_die", [])),
         )
@@ -292,7 +327,7 @@ class CommandDrill:
         shape: Shape | None,
         left_out: Mapping[str, str],
         findings: Sequence[tuple[str, Finding]],
-        reference: Attempt,
+        seen: References | Attempt,
         started: float,
     ) -> Proof:
         return Proof(
@@ -301,7 +336,8 @@ class CommandDrill:
             struck=tuple(self._struck),
             left_out=left_out,
             results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
-            reference=reference,
+            reference=seen.first if isinstance(seen, References) else seen,
+            references=seen if isinstance(seen, References) else None,
             attempts=tuple(self._attempts),
             took_s=time.monotonic() - started,
         )
@@ -330,6 +366,12 @@ def _measure(attempt: Attempt) -> tuple[float, float]:
     return lines[0].at - attempt.begun, (lines[-1].at - lines[0].at) / (len(lines) - 1)
 
 
+def longest_pause(attempt: Attempt) -> float:
+    """Seconds between its start and its first step, or between two steps."""
+    times = [attempt.begun, *(line.at for life in attempt.lives[:1] for line in life.lines), attempt.ended]
+    return max(after - before for before, after in itertools.pairwise(times))
+
+
 def _attempts_of(folder: Path) -> Callable[[str, list[str]], list[str]]:
     """Names that a copy of the struck run leaves out: logs and lines of its attempts."""
 
@@ -352,18 +394,22 @@ def _count(witness: Path) -> int:
     return 0
 
 
-def _losses(events: Path) -> dict[int, float]:
-    """Losses by step, as the agent read them from what the program printed or wrote."""
+def read_losses(events: Path) -> tuple[dict[int, float], frozenset[int]]:
+    """Losses by step, as the agent read them from what the program printed or wrote, and steps that had several."""
     losses: dict[int, float] = {}
+    repeated = set[int]()
     try:
         lines = events.read_bytes().splitlines()
     except FileNotFoundError:
-        return losses
+        return losses, frozenset()
     for raw in lines:
         try:
             item = json.loads(raw)
             if item["phase"] == "STEP":
-                losses[int(item["data"]["step"])] = float(item["data"]["loss"])
+                step, loss = int(item["data"]["step"]), float(item["data"]["loss"])
+                if repr(losses.setdefault(step, loss)) != repr(loss):  # NaN is not equal to itself
+                    repeated.add(step)
+                losses[step] = loss
         except (ValueError, KeyError, TypeError):
             continue
-    return losses
+    return losses, frozenset(repeated)

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge
+from trainmaster.drill import judge, losses
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import DAMAGE, Shape, Strike
+from trainmaster.drill.record import Attempt, Struck
 from trainmaster.drill.witness_log import Life
 
 _UNSEEN = (
     "run it with a Python that reads PYTHONPATH (no -I, -E or -S) and steps a torch.optim optimizer, so that the "
     "witness can see it"
 )
-_NOISE = 3.0  # times the difference of the two undisturbed runs: two runs show little of the spread
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One start of the program, up to its end or its death."""
-
-    label: str
-    folder: str
-    lives: tuple[Life, ...]
-    losses: Mapping[int, float]  # by step, as the program prints them
-    codes: tuple[int, ...]  # of the processes that the agent started; negative is a signal
-    message: str
-    forced: bool  # it did not end in its grace and was killed
-    begun: float
-    ended: float
-    grace_s: float
-    stop_s: float | None  # seconds from the stop request to the end
-    launcher: bool
-    struck: bool
-    left: tuple[int, ...] = ()  # processes that would not die
-    reached: int = 0  # the last step of the run that it began; of an attempt in a copy of the run
-    before: str = ""  # the strike that it was to recover from
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Struck:
-    """One strike and what came of it."""
-
-    strike: Strike
-    reached: bool
-    died_at: int | None  # steps that were certainly done; None: it went on
-    resumes: tuple[Resume, ...] = ()
-    hit: Attempt | None = None  # in a copy of the run: the attempt that was struck
-    branch: Attempt | None = None  # and its resume
-    skipped: str | None = None  # why there was nothing to strike here
-    damaged: str | None = None  # file
-    newest: int | None = None  # step of the newest checkpoint when it was damaged
-    older: int = 0  # checkpoints beside the damaged one
 
 
 def unfit(reference: Attempt, folder: Path) -> Finding | None:
@@ -65,7 +25,7 @@ def unfit(reference: Attempt, folder: Path) -> Finding | None:
     if not reference.lives:
         return error("the witness saw no optimizer step of the program", action=_UNSEEN)
     places = {save.path for life in reference.lives for save in life.saves}
-    if outside := sorted(path for path in places if not Path(path).is_relative_to(folder)):
+    if outside := sorted(path for path in places if not Path(path).is_relative_to(folder.resolve())):
         return error(
             f"it saves to {outside[0]}, which is outside its working folder; nothing was struck, because the run that "
             "is struck would write there too",
@@ -122,6 +82,7 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
         data=all(line.batches == other.batches for line, other in pairs),
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
+        buffers=all(line.buffers == other.buffers for line, other in pairs),
     )
 
 
@@ -137,28 +98,57 @@ def judge_all(
     reached: int | None,
 ) -> list[tuple[str, Finding]]:
     """Every question of the drill and its answer, in the order in which they are told."""
-    ground, noise = make_ground(first, second), _noise(first.losses, second.losses)
+    if unseen := _unseen(first, second, *attempts):
+        return [("witness", unseen)]
+    ground, noise = make_ground(first, second), losses.noise(first.clear_losses, second.clear_losses)
+    missed = {id(resume) for resume in judge.not_loaded(resumes)}  # told by `ranks`; what else they lack follows
+    loaded = [resume for resume in resumes if id(resume) not in missed]
+    # A loader may share its order among ranks: where one did not load, the batches of the others are not theirs either.
+    groups = judge.together(resumes)
+    alike = [resume for group in groups if not any(id(one) in missed for one in group) for resume in group]
     found = [
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),
         ("start", judge.no_restart(resumes)),
         ("lost", judge.newest_used(resumes)),
-        ("weights", judge.weights(resumes)),
-        ("optimizer", judge.optimizer(resumes)),
-        ("schedule", judge.schedule(resumes)),
-        ("random", judge.random_state(resumes, ground)),
-        ("data", judge.data(resumes, ground)),
-        ("accumulation", judge.accumulation(resumes, ground)),
-        ("ranks", judge.ranks_agree(resumes, shape.world)),
+        ("weights", judge.weights(loaded)),
+        ("optimizer", judge.optimizer(loaded)),
+        ("schedule", judge.schedule(loaded)),
+        ("random", judge.random_state(loaded, ground)),
+        ("data", _APART if missed and not alike else judge.data(alike, ground)),
+        ("accumulation", _APART if missed and not alike else judge.accumulation(alike, ground)),
+        ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
+    # Other weights, data or random numbers give other buffers.
+    others = any(finding.verdict is Verdict.FAIL for _, finding in found)
+    found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
-    found.append(("losses", _losses(first.losses, attempts, resumes, ground=ground, noise=noise, causes=causes)))
-    found += [(one.strike.name, damage(one, ground)) for one in struck if one.strike.name in DAMAGE]
+    found.append(
+        (
+            "losses",
+            losses.judge_losses(first.clear_losses, attempts, resumes, ground=ground, noise=noise, causes=causes),
+        )
+    )
+    damaged = [one for one in struck if one.strike.name in DAMAGE]
+    unneeded = {one.damaged for one in damaged if one.strike.name == "missing" and _is_unneeded(one, ground)}
+    found += [(one.strike.name, damage(one, ground, unneeded=unneeded)) for one in damaged]
     found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
     found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
     found.append(("processes", _left(attempts)))
     return found
+
+
+def _unseen(*attempts: Attempt) -> Finding | None:
+    """Steps are counted by their lines: with one missing, every judgement after it would be of another step."""
+    for attempt in attempts:
+        for life in attempt.lives:
+            if life.missed:
+                return error(
+                    f"the witness could not write {life.missed} steps of rank {life.rank}: nothing can be compared",
+                    action="drill again; if it stays so, the optimizer's state or the batches hold what it cannot read",
+                )
+    return None
 
 
 def printed_start(losses: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
@@ -169,8 +159,11 @@ def printed_start(losses: Mapping[int, float], reference: Mapping[int, float]) -
     return max(0, min(losses) - steps[0])
 
 
-def damage(one: Struck, ground: Ground) -> Finding:
-    """A damaged checkpoint is noticed: an older one is taken, or nothing starts."""
+def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()) -> Finding:
+    """A damaged checkpoint is noticed: an older one is taken, or nothing starts.
+
+    `unneeded`: files without which the run went on all the same, as an exported model.
+    """
     words = str(one.strike)
     if one.skipped is not None:
         return skip(f"{words}: {one.skipped}", proof="the files that the struck run had saved")
@@ -194,26 +187,35 @@ def damage(one: Struck, ground: Ground) -> Finding:
         )
     if all(start is not None and start < (one.newest or 0) for start in starts):
         return ok(f"{words}: noticed, went on from step {max(start or 0 for start in starts)}")
-    wrong = [
-        finding.reason
-        for finding in (
-            judge.weights(one.resumes),
-            judge.optimizer(one.resumes),
-            judge.random_state(one.resumes, ground),
-        )
-        if finding.verdict is Verdict.FAIL
-    ]
-    if one.strike.name == "flipped":
-        # Hardly any trainer compares checksums; torch.load and safetensors do not.
-        return warn(
+    wrong = _wrong_state(one, ground)
+    if one.strike.name == "flipped" and one.damaged not in unneeded:
+        # What the bit was part of cannot be seen in a sample of the state. It was loaded, and nobody was told: the run
+        # goes on with another number somewhere, which is why this fails although no trainer we know notices by itself.
+        return fail(
             f"{words}: loaded without a word" + (f"; {wrong[0]}" if wrong else ""),
-            action="keep a digest beside each file and compare it before loading: torch.load does not notice",
+            action="neither torch.load nor safetensors compares checksums: write the sha256 of each file beside it "
+            "when it is saved, compare before loading, and take the checkpoint before it where they differ "
+            "(trainmaster examples drill-torchrun)",
         )
     if wrong:
         return fail(f"{words}: loaded without a word; {wrong[0]}", action=_FALL_BACK)
     return ok(f"{words}: the resume did not need it, and nothing of the state was missing")
 
 
+def _is_unneeded(one: Struck, ground: Ground) -> bool:
+    """The resume went on from the newest step although this file was missing, and nothing of the state was wrong."""
+    from_newest = bool(one.resumes) and all(resume.start == one.newest for resume in one.resumes)
+    return from_newest and not _wrong_state(one, ground)
+
+
+def _wrong_state(one: Struck, ground: Ground) -> list[str]:
+    findings = (judge.weights(one.resumes), judge.optimizer(one.resumes), judge.random_state(one.resumes, ground))
+    return [finding.reason for finding in findings if finding.verdict is Verdict.FAIL]
+
+
+_APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
+_FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
+_HUNG = "ranks wait for each other: see whether all of them loaded the same step, and give collectives a timeout"
 _FALL_BACK = (
     "verify a checkpoint before loading it, fall back to the one before, and stop with an error where none is good; "
     "keep at least two"
@@ -246,6 +248,10 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
     starts += [(str(one.strike), one.branch) for one in struck if one.branch and one.strike.name not in DAMAGE]
     for before, attempt in starts:
         code = next((code for code in attempt.codes if code), 0)
+        if attempt.hung and (attempt is not attempts[-1] or not attempt.lives):
+            if attempt.loaded and attempt.lives == ():
+                continue  # told by `ranks`, and by `end`
+            return fail(f"after {before} the program hung and was killed", action=_HUNG)
         if not attempt.lives and code:
             saving = before.startswith("SIGKILL during a save")
             return fail(
@@ -258,51 +264,18 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
     return ok(f"{len(starts)} starts after a strike, none needed help") if starts else _nothing()
 
 
-def _losses(
-    reference: Mapping[int, float],
-    attempts: Sequence[Attempt],
-    resumes: Sequence[Resume],
-    *,
-    ground: Ground,
-    noise: float | None,
-    causes: Sequence[str],
-) -> Finding:
-    """Losses after a resume are those of the undisturbed run: bit-equal, or within its noise."""
-    action = (
-        f"it follows from: {', '.join(causes)}"
-        if causes
-        else "something that the witness does not see is not restored: a GradScaler, averaged weights, augmentation"
-    )
-    bound = 0.0 if ground.repeatable else _NOISE * (noise or 0.0)
-    pairs = [
-        (step, loss, reference[step])
-        for attempt in attempts[1:]
-        for step, loss in attempt.losses.items()
-        if step in reference
-    ]
-    wrong = [(step, loss, wanted) for step, loss, wanted in pairs if not _near(loss, wanted, bound)]
-    if wrong:
-        step, loss, wanted = wrong[0]
-        within = "" if ground.repeatable else f" (noise allows {bound:.3g})"
-        return fail(
-            f"{len(wrong)} of {len(pairs)} losses after a resume are not those of the undisturbed run, first at step "
-            f"{step}: {loss!r} instead of {wanted!r}{within}",
-            action=action,
-        )
-    steps = [
-        (resume.base + number, line.weights == resume.reference[resume.base + number].weights)
-        for resume in resumes
-        for number, line in enumerate(resume.lines, 1)
-        if resume.base + number in resume.reference
-    ]
-    if ground.repeatable and (moved := [step for step, same in steps if not same]):
-        return fail(f"weights are not those of the undisturbed run from step {min(moved)} on", action=action)
-    if not pairs and not (ground.repeatable and steps):
-        return error("no losses were found in what it prints or writes", action="print step and loss of each step")
-    if not ground.repeatable:
-        return ok(f"{len(pairs)} losses after a resume within {bound:.3g} of the undisturbed run's")
-    told = f"{len(pairs)} losses" if pairs else "no losses printed"
-    return ok(f"{told}, and the weights of {len(steps)} steps after a resume, bit-equal", compared=len(pairs))
+def _some_loaded(attempts: Sequence[Attempt], shape: Shape) -> Finding | None:
+    """A start that hung before its first step, where some ranks had read a checkpoint and the others had not."""
+    for attempt in attempts:
+        without = sorted(set(range(shape.world)) - attempt.loaded)
+        if attempt.hung and not attempt.lives and attempt.loaded and without:
+            ranks = " and ".join(map(str, without))
+            return fail(
+                f"after {attempt.before} the program hung before its first step: rank {ranks} had read no checkpoint, "
+                "the others had",
+                action="the checkpoint is loaded on some ranks only, which wait for the others: load it on every rank",
+            )
+    return None
 
 
 def _stop(hit: Attempt, shape: Shape) -> Finding:
@@ -322,12 +295,19 @@ def _end(attempts: Sequence[Attempt], *, steps: int, reached: int | None) -> Fin
     if reached is None or not attempts:
         return error("the last attempt was not reached", action="see the strikes that were not reached")
     last = attempts[-1]
+    if last.hung:
+        return fail(f"the last attempt hung at step {reached} of {steps} and was killed", action=_HUNG)
     if set(last.codes) != {0}:
         return fail(
             f"the last attempt ended with {list(last.codes)}: {last.message}", action=f"see the logs in {last.folder}"
         )
     if reached < steps:
         return fail(f"the last attempt ended with 0 at step {reached} of {steps}", action=f"see {last.folder}")
+    if reached > steps:
+        return fail(
+            f"it did {reached} steps instead of {steps}: the loop does not count from the step at which it resumed",
+            action="save the step (or epoch and batch) and go on from it: range(start, steps), not range(steps)",
+        )
     return ok(f"the run came to step {reached}, its last, in attempt {len(attempts)}")
 
 
@@ -343,12 +323,3 @@ def _nothing() -> Finding:
 
 def _by_rank(attempt: Attempt) -> list[Life]:
     return sorted(attempt.lives, key=lambda life: life.rank)
-
-
-def _noise(some: Mapping[int, float], others: Mapping[int, float]) -> float | None:
-    differences = [abs(loss - others[step]) for step, loss in some.items() if step in others]
-    return max((value for value in differences if not math.isnan(value)), default=None)
-
-
-def _near(loss: float, wanted: float, bound: float) -> bool:
-    return loss == wanted or abs(loss - wanted) <= bound or (math.isnan(loss) and math.isnan(wanted))

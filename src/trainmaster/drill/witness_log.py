@@ -25,6 +25,7 @@ class Line:
     state: str | None  # of the optimizer; None: it had none yet
     random: Mapping[str, str]  # python, torch, numpy, cuda → digest
     batches: tuple[tuple[str, str], ...] = ()  # (data set, digest) read since the step before
+    buffers: str | None = None  # digest of those beside the weights; "": there are none; None: not looked at
     ids: str | None = None  # what `trainmaster.drill.sample` was told
 
 
@@ -47,6 +48,7 @@ class Life:
     world: int
     lines: tuple[Line, ...]
     saves: tuple[Save, ...] = ()
+    missed: int = 0  # steps without a line: an error kept the witness from writing it
     struck: bool = False  # the witness struck here, or held the process for a strike from outside
 
 
@@ -54,6 +56,29 @@ def read(folder: Path) -> tuple[Life, ...]:
     """Every process of an attempt that came as far as a step, the earliest first."""
     lives = [life for path in folder.glob("*.jsonl") if (life := _life(int(path.stem), list(_objects(path))))]
     return tuple(sorted(lives, key=lambda life: (life.lines[0].at, life.rank)))
+
+
+def read_loads(folder: Path, below: Path) -> frozenset[int]:
+    """Ranks that read a file of the run with torch.load before their first step."""
+    return frozenset(
+        int(item["r"])
+        for path in folder.glob("*.jsonl")
+        for item in _objects(path)
+        if item.get("k") == "load" and Path(str(item["path"])).is_relative_to(below.resolve())
+    )
+
+
+def read_outside(folder: Path) -> str | None:
+    """The file outside the drill that a process was about to save to, for which the witness ended it."""
+    return next(
+        (
+            str(item["path"])
+            for path in sorted(folder.glob("*.jsonl"))
+            for item in _objects(path)
+            if item.get("k") == "outside"
+        ),
+        None,
+    )
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -82,6 +107,7 @@ def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
             for item in objects
             if item.get("k") == "save"
         ),
+        missed=max(int(item["n"]) for item in steps) - len({int(item["n"]) for item in steps}),
         struck=any(item.get("k") == "struck" for item in objects),
     )
 
@@ -109,5 +135,6 @@ def _line(group: Sequence[dict[str, Any]]) -> Line:
         state=None if set(states) == {_NOTHING} else "+".join(states),
         random=group[-1]["g"],
         batches=tuple((str(source), str(digest)) for item in group for source, digest in item["b"]),
+        buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
         ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
     )

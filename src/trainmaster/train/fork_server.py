@@ -42,6 +42,13 @@ _COMPILER = (
     "torch._inductor.compile_fx",
     "torch._inductor.codegen.triton",
     "torch._inductor.runtime.triton_heuristics",
+    "torch._dynamo.backends.inductor",  # these the compiler imports at its first use
+    "torch._inductor.choices",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.fx_passes.fuse_attention",
+    "torch._inductor.fx_passes.pad_mm",
+    "torch.export._trace",
 )
 _DRIVER = Path("/dev/nvidiactl")
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -90,15 +97,30 @@ def import_all(config: str) -> None:
 
 @contextlib.contextmanager
 def _without_driver() -> Iterator[None]:
-    """Have torch count GPUs through NVML: the compiler asks at its import, and CUDA's own count starts a thread."""
-    given = os.environ.get(_COUNT_BY_NVML)
-    os.environ[_COUNT_BY_NVML] = "1"
+    """Answer the compiler, which asks at its import for GPUs, from the device files: CUDA and NVML start a thread."""
+    try:
+        from torch import cuda
+    except ImportError:
+        yield
+        return
+    given, name = os.environ.get(_COUNT_BY_NVML), "device_count"
+    real = getattr(cuda, name)
+    os.environ[_COUNT_BY_NVML] = "1"  # `is_available` asks `device_count` then, and not CUDA
+    if _DRIVER.exists():
+        setattr(cuda, name, _count_devices)
     try:
         yield
     finally:
+        setattr(cuda, name, real)
         os.environ.pop(_COUNT_BY_NVML)
         if given is not None:
             os.environ[_COUNT_BY_NVML] = given
+
+
+def _count_devices() -> int:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return 0
+    return len(list(_DRIVER.parent.glob("nvidia[0-9]*")))
 
 
 def find_fault() -> str | None:

@@ -125,6 +125,7 @@ class Trainer:
         self.resumed_tier: str | None = None
         self.first_step_done = False
         self.started = time.perf_counter()
+        self.compiled_before_s = count_compile_s()  # by another run of this process
         self.feed = Feed(config, world, stop=stop, run_log=run_log)
         self.sample_log = SampleLog(world.rank_info, config)
         self.precision = pick_precision(config, world.device)
@@ -220,7 +221,7 @@ class Trainer:
         self.first_step_done = True
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)  # once, or the time would be that of the launches alone
-        self.times.done("first_step", of_it={"compile": count_compile_s()})
+        self.times.done("first_step", of_it={"compile": count_compile_s() - self.compiled_before_s})
         self.times.finish(step=self.state.step, resumed_from=self.resumed_from, tier=self.resumed_tier)
 
     def skip_excluded_samples(self) -> None:

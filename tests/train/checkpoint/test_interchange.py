@@ -47,6 +47,7 @@ def loss_of(model: PreTrainedModel, config: TrainConfig, *, held_out: bool) -> f
     return float(F.cross_entropy(logits.flatten(0, 1), rows.targets.flatten()))
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", family.names())
 def test_a_model_trained_on_two_ranks_exports_what_it_learned_and_goes_on(
     tmp_path: Path, start: Start, run_here: RunHere, name: str
@@ -163,6 +164,7 @@ def test_an_import_spares_what_is_there_and_holds_two_weights_at_most(tmp_path: 
         save_weights(tmp_path, config, read)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith("tiny-")])
 def test_every_family_learns_under_fsdp(name: str, tmp_path: Path, run_here: RunHere) -> None:
     short = {"steps": 12, "sequence_tokens": 32, "batch_sequences": 8, "eval_sequences": 0, "device": "cpu"}

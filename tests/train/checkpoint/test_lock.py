@@ -147,6 +147,7 @@ def test_a_second_run_in_one_folder_is_refused(tmp_path: Path, start: Start) -> 
     assert {manifest.fence for manifest in checkpoints_of(Path(shared))} == {1}
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.alone  # a lease of one second
 @pytest.mark.parametrize("pause_s", [0.0, 0.013, 0.037])
 def test_a_run_paused_past_its_lease_stops_before_it_writes(tmp_path: Path, start: Start, pause_s: float) -> None:

@@ -1,7 +1,8 @@
 """Witness of a drill: one line for each optimizer step, saying what the process holds. And the strike, where it is due.
 
 It lives inside a stranger's program, under that program's Python (3.8 on) and torch, so it imports nothing of ours.
-It hears of steps from torch's own hook for all optimizers, of batches from the DataLoader, of saves from torch.save.
+It hears of steps from torch's own hook for all optimizers, of batches from the DataLoader, of saves from torch.save and
+safetensors, and of a file that is opened after a torch.save into memory, which is how Lightning writes.
 Nothing here raises, draws a random number or changes a tensor; digests are of a sample of elements, copied off the
 device at once.
 
@@ -15,18 +16,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import os
-import random
 import signal
 import sys
 import threading
 import time
-from array import array
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+# Beside this file. Imported at once: the folder leaves sys.path when the witness has started.
+_digests: Any = importlib.import_module("trainmaster_digests")
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
@@ -36,6 +39,7 @@ _MOST_LINES = 20_000  # of one process: about 10 MB
 _MOST_BATCHES = 256  # of one step
 _OPTIMIZERS = 8
 _HOLD_S = 60.0
+_NOT_WEIGHTS = (".log", ".txt", ".csv", ".json", ".jsonl", ".yaml", ".html", ".lock")
 
 
 class _Witness:
@@ -43,7 +47,14 @@ class _Witness:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
+        # By id: modules that have registered a buffer; None: this torch does not tell. A child of a fork has them too.
+        self.modules: dict[int, Any] | None = None
         self.begin()
+
+    def holds(self, path: str) -> bool:
+        """Whether a resolved path is of the drill, and not a file of the user's own."""
+        ours = os.path.realpath(os.path.join(self.folder, "..", ".."))  # noqa: PTH118
+        return path.startswith(ours + os.sep)
 
     def begin(self) -> None:
         self.pid, self.file, self.lines = os.getpid(), None, 0  # type: int, Any, int
@@ -52,6 +63,10 @@ class _Witness:
         # The last ones: a program that skips what it has seen by reading it again fills the front.
         self.batches: deque[list[str]] = deque(maxlen=_MOST_BATCHES)
         self.ids: list[str] = []
+        # After a torch.save into memory: the first half of it where it is to be struck, and the file that it went to.
+        self.memory: bytes | None = None
+        self.written: str | None = None
+        self.behind = False  # it is written by a thread of its own, while training goes on
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None
         struck = self.strike is not None and any(name.startswith("struck-") for name in os.listdir(self.folder))  # noqa: PTH208
@@ -77,6 +92,10 @@ def install() -> None:
     if folder:
         _witness = _Witness(folder)
         sys.meta_path.insert(0, _AfterImport())
+        sys.addaudithook(_on_audit)
+        for name, after in _AFTER.items():
+            if name in sys.modules:  # by a .pth file, or a sitecustomize before ours
+                _quietly(after, sys.modules[name])
 
 
 def sample(ids: Any) -> None:
@@ -130,6 +149,12 @@ def _watch_optimizers(module: Any) -> None:
     module.register_optimizer_step_pre_hook(_on_step)
 
 
+def _watch_modules(module: Any) -> None:
+    module.register_module_buffer_registration_hook(_on_buffer)  # torch 2.0 and later
+    if _witness is not None:
+        _witness.modules = {}
+
+
 def _watch_loaders(module: Any) -> None:
     # The iterator's own method, not a wrapper around the iterator: programs look at its attributes.
     kind = module._BaseDataLoaderIter
@@ -149,17 +174,44 @@ def _watch_saves(module: Any) -> None:
 
     @functools.wraps(save)
     def save_and_note(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
+        _quietly(_before_save, f)
         result = save(obj, f, *args, **options)
         _quietly(_on_save, f)
         return result
 
-    module.save = save_and_note
+    load = module.load
+
+    @functools.wraps(load)
+    def load_and_note(f: Any, *args: Any, **options: Any) -> Any:
+        _quietly(_on_load, f)
+        return load(f, *args, **options)
+
+    for name, old, new in (("save", save, save_and_note), ("load", load, load_and_note)):
+        setattr(module, name, new)
+        torch = sys.modules.get("torch")
+        if getattr(torch, name, None) is old:  # it was imported before us
+            setattr(torch, name, new)
+
+
+def _watch_safetensors(module: Any) -> None:
+    save_file = module.save_file
+
+    @functools.wraps(save_file)
+    def save_and_note(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
+        _quietly(_before_save, filename)
+        result = save_file(tensors, filename, *args, **options)
+        _quietly(_on_save, filename)
+        return result
+
+    module.save_file = save_and_note
 
 
 _AFTER: dict[str, Callable[[Any], None]] = {
+    "torch.nn.modules.module": _watch_modules,
     "torch.optim.optimizer": _watch_optimizers,
     "torch.utils.data.dataloader": _watch_loaders,
     "torch.serialization": _watch_saves,
+    "safetensors.torch": _watch_safetensors,
 }
 
 
@@ -177,10 +229,12 @@ def _note_step(optimizer: Any) -> None:
     if number >= _OPTIMIZERS:
         return
     first = number == 0
-    witness.steps += first
     rank, world = _rank()
-    parameters = _spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
-    state = [_state(optimizer.state[p]) for p in _spread(parameters, _STATES) if optimizer.state.get(p)]
+    if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
+        _note_save(witness, witness.written, rank)
+    witness.steps += first
+    parameters = _digests.spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
+    state = [_digests.state(optimizer.state[p]) for p in _digests.spread(parameters, _STATES) if optimizer.state.get(p)]
     line = {
         "k": "step",
         "n": witness.steps,
@@ -189,21 +243,45 @@ def _note_step(optimizer: Any) -> None:
         "w": world,
         "t": time.time(),
         "lr": [float(group.get("lr", 0.0)) for group in optimizer.param_groups][:64],
-        "p": _digest(parameters, _ELEMENTS),
-        "s": _digest([tensor for some in state for tensor in some], _ELEMENTS) if state else "empty",
-        "g": _random_states(torch),
+        "p": _digests.digest(parameters, _ELEMENTS),
+        "s": _digests.digest([tensor for some in state for tensor in some], _ELEMENTS) if state else "empty",
+        "g": _digests.random_states(torch),
         "b": list(witness.batches),
     }
+    if witness.modules is not None:
+        buffers = _digests.spread(_buffers(witness.modules, optimizer), _TENSORS)
+        line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
     witness.write(line)
     witness.batches.clear()
     witness.ids = []
-    strike = witness.strike
     if first and witness.look is not None and witness.steps >= witness.look:
         os.kill(os.getpid(), signal.SIGKILL)  # what was to be seen has been seen, and the run must not end by it
-    if first and strike and strike["when"] == "step" and witness.steps >= strike["after"]:
-        _strike(witness, strike, rank)
+    if first and _is_due(witness, "step"):
+        _strike(witness)
+
+
+def _on_buffer(module: Any, _name: str, _buffer: Any) -> None:
+    _quietly(_note_module, module)
+
+
+def _note_module(module: Any) -> None:
+    modules = None if _witness is None else _witness.modules
+    if modules is not None and (id(module) not in modules or modules[id(module)]() is not module):
+        modules.pop(id(module), None)  # of one that is gone: the order must be that of this registration
+        modules[id(module)] = weakref.ref(module)
+
+
+def _buffers(modules: dict[int, Any], optimizer: Any) -> list[Any]:
+    """Buffers that a checkpoint holds, of modules that own a parameter of this optimizer: BatchNorm's statistics."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = []
+    for module in [reference() for reference in list(modules.values())]:
+        if module is not None and any(id(p) in trained for p in module._parameters.values()):
+            kept = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+            found += [module._buffers[name] for name in kept if module._buffers[name] is not None]
+    return found
 
 
 def _on_batch(iterator: Any, data: Any) -> None:
@@ -216,35 +294,116 @@ def _on_batch(iterator: Any, data: Any) -> None:
     dataset: Any = getattr(iterator, "_dataset", None)
     size = len(dataset) if hasattr(dataset, "__len__") else 0
     leaves: list[Any] = []
-    _flatten(data, leaves, 0)
+    _digests.flatten(data, leaves, 0)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     words = [repr(leaf)[:64] for leaf in leaves if not isinstance(leaf, torch.Tensor)]
-    digest = _digest(tensors[:_BATCH_TENSORS], _BATCH_ELEMENTS, more=json.dumps(words[:64]).encode())
+    digest = _digests.digest(tensors[:_BATCH_TENSORS], _BATCH_ELEMENTS, more=json.dumps(words[:64]).encode())
     witness.batches.append([f"{type(dataset).__name__}:{size}", digest])
+
+
+def _before_save(place: Any) -> None:
+    witness = _here()
+    name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
+    if witness is not None and isinstance(name, (str, os.PathLike)):
+        _end_outside(witness, os.path.realpath(os.fspath(name)))
+
+
+def _end_outside(witness: _Witness, path: str) -> None:
+    """End the program before it saves over a file of the user's own: drilled, it is killed there and damaged."""
+    harmless = ("/tmp/", "/var/tmp/", "/dev/", os.path.expanduser("~/.cache/"))  # noqa: PTH111, S108
+    if not witness.holds(path) and not path.startswith(harmless):
+        witness.write({"k": "outside", "n": witness.steps, "r": _rank()[0], "t": time.time(), "path": path})
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _on_save(place: Any) -> None:
     witness = _here()
+    if witness is None:
+        return
     name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
-    if witness is None or not isinstance(name, (str, os.PathLike)):
-        return  # into memory: to be sent, not kept
-    path = os.path.abspath(os.fspath(name))  # noqa: PTH100
-    strike, (rank, _) = witness.strike, _rank()
-    if strike and strike["when"] == "save" and witness.steps >= strike["after"]:
+    if not isinstance(name, (str, os.PathLike)):  # into memory: to be sent, or to be written next
+        raw = getattr(place, "getbuffer", bytes)()
+        witness.memory = bytes(raw[: len(raw) // 2]) if _is_due(witness, "save") else b""
+        witness.behind = _in_a_thread()
+        return
+    path = os.path.realpath(os.fspath(name))
+    witness.memory = witness.written = None
+    if _is_due(witness, "save") and witness.holds(path):
         # What a kill in the middle of writing leaves: a part of the file.
         if hasattr(place, "flush"):
             _quietly(place.flush)
         _quietly(lambda: os.truncate(path, os.path.getsize(path) // 2))  # noqa: PTH202
-        _strike(witness, strike, rank, path=path)
+        _strike(witness, path=path)
+    witness.behind = _in_a_thread()
+    _note_save(witness, path, _rank()[0])
+
+
+def _on_load(place: Any) -> None:
+    witness = _here()
+    name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
+    if witness is None or witness.steps or not isinstance(name, (str, os.PathLike)):
+        return
+    path = os.path.realpath(os.fspath(name))
+    witness.write({"k": "load", "n": 0, "r": _rank()[0], "t": time.time(), "path": path})
+
+
+def _note_save(witness: _Witness, path: str, rank: int) -> None:
+    witness.memory = witness.written = None
     if witness.saved_at != witness.steps:  # one line a step, however many files
         witness.saved_at = witness.steps
-        behind = threading.current_thread() is not threading.main_thread()
-        line = {"k": "save", "n": witness.steps, "r": rank, "t": time.time(), "path": path, "behind": behind}
+        now = time.time()
+        line = {"k": "save", "n": witness.steps, "r": rank, "t": now, "path": path, "behind": witness.behind}
         witness.write(line)
 
 
-def _strike(witness: _Witness, strike: dict[str, Any], rank: int, path: str = "") -> None:
-    if strike.get("rank") not in (None, rank):
+def _in_a_thread() -> bool:
+    return threading.current_thread() is not threading.main_thread()
+
+
+def _on_audit(event: str, arguments: Any) -> None:
+    # Called for all that Python does: nothing but two comparisons unless something was saved into memory just now.
+    witness = _witness
+    if witness is None or (witness.memory is None and witness.written is None):
+        return
+    if event == "open" and witness.memory is not None:
+        _quietly(_on_open, witness, arguments[0], arguments[2])
+    elif event in ("os.rename", "shutil.move") and witness.written is not None:
+        _quietly(_on_rename, witness, arguments[0], arguments[1])
+
+
+def _on_open(witness: _Witness, place: Any, flags: int) -> None:
+    if witness.pid != os.getpid() or not isinstance(place, (str, os.PathLike)):
+        return
+    path = os.path.realpath(os.fspath(place))
+    if not flags & (os.O_WRONLY | os.O_RDWR) or path.startswith("/dev/") or path.endswith(_NOT_WEIGHTS):
+        return
+    _end_outside(witness, path)
+    half, witness.memory, witness.written = witness.memory, None, path
+    if half and _is_due(witness, "save"):
+        if witness.holds(path):  # not a temporary file that is moved to its place when it is whole, as Lightning's
+            with open(path, "wb") as file:  # noqa: PTH123
+                file.write(half)
+        _strike(witness, path=path)
+
+
+def _on_rename(witness: _Witness, source: Any, target: Any) -> None:
+    if os.path.realpath(os.fspath(source)) == witness.written:
+        witness.written = os.path.realpath(os.fspath(target))
+
+
+def _is_due(witness: _Witness, when: str) -> bool:
+    strike = witness.strike
+    return (
+        strike is not None
+        and strike["when"] == when
+        and witness.steps >= strike["after"]
+        and strike.get("rank") in (None, _rank()[0])
+    )
+
+
+def _strike(witness: _Witness, path: str = "") -> None:
+    strike, rank = witness.strike, _rank()[0]
+    if strike is None:
         return
     mark = os.path.join(witness.folder, f"struck-{rank}")  # noqa: PTH118
     try:
@@ -266,72 +425,3 @@ def _rank() -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _random_states(torch: Any) -> dict[str, str]:
-    _, numbers, gauss = random.getstate()
-    states = {"python": array("Q", numbers).tobytes() + repr(gauss).encode(), "torch": _bytes(torch.get_rng_state())}
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        kind, keys, *rest = numpy.get_state()
-        states["numpy"] = repr((kind, rest)).encode() + keys.tobytes()
-    if torch.cuda.is_initialized():
-        states["cuda"] = _bytes(torch.cuda.get_rng_state())
-    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
-
-
-def _state(of_one: dict[str, Any]) -> list[Any]:
-    return [of_one[name] for name in sorted(of_one, key=str)]
-
-
-def _spread(items: list[Any], most: int) -> list[Any]:
-    return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]
-
-
-def _flatten(data: Any, leaves: list[Any], depth: int) -> None:
-    if depth > 6 or len(leaves) > 256:
-        return
-    if isinstance(data, dict) or (hasattr(data, "keys") and hasattr(data, "values")):
-        data = list(data.values())
-    if isinstance(data, (list, tuple)):
-        for item in data[:256]:
-            _flatten(item, leaves, depth + 1)
-    else:
-        leaves.append(data)
-
-
-def _digest(values: list[Any], elements: int, more: bytes = b"") -> str:
-    """Digest of some elements of each tensor, gathered on its device and copied to the host at once."""
-    import torch
-
-    digest = hashlib.blake2b(more, digest_size=8)
-    parts: dict[tuple[Any, Any], list[Any]] = {}
-    with torch.no_grad():
-        for value in values:
-            if not isinstance(value, torch.Tensor):
-                digest.update(repr(value)[:64].encode())
-                continue
-            tensor = getattr(value, "_local_tensor", value)  # this rank's shard of a DTensor
-            if tensor.numel():
-                parts.setdefault((tensor.device, tensor.dtype), []).append(_some(tensor, elements))
-        for (_, dtype), some in parts.items():
-            gathered = torch.cat(some).cpu()
-            digest.update(str(dtype).encode())
-            digest.update(_bytes(gathered.to(torch.uint8) if dtype is torch.bool else gathered.view(torch.uint8)))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Any) -> bytes:
-    """Of a tensor of bytes on the host; torch may be there without numpy."""
-    return bytes(tensor.numpy().tobytes() if "numpy" in sys.modules else tensor.tolist())
-
-
-def _some(tensor: Any, most: int) -> Any:
-    """Views of the tensor: nothing large is copied."""
-    if tensor.is_contiguous():
-        step = max(1, tensor.numel() // most)
-        count = min(most, -(-tensor.numel() // step))
-        return tensor.as_strided((count,), (step,), tensor.storage_offset())
-    while tensor.dim() > 1:
-        tensor = tensor[tensor.shape[0] // 2]
-    return tensor.reshape(-1)[:most]

@@ -7,6 +7,7 @@ byte of their file is hashed: the loader must discard all tensors when one file 
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import os
@@ -91,13 +92,13 @@ class Reader(FileSystemReader):
                 if record is None and len(group) == 1 and self._fill_rows(group[0], stream, offset, planner):
                     continue
                 stream.skip_to(offset)
-                blob = stream.take(length)
-                for item in group:
+                blob = self._fill_as_read(group, stream, length, planner)
+                for item in group if blob is not None else ():
                     if item.type == LoadItemType.BYTE_IO:
-                        pickles.append((item, bytes(blob)))
+                        pickles.append((item, bytes(cast(memoryview, blob))))
                         continue
                     try:
-                        _fill(item, self._unwrap(item, blob), planner)
+                        _fill(item, self._unwrap(item, cast(memoryview, blob)), planner)
                     except Exception as fault:  # damage, most likely: the hash will tell
                         first_error = first_error or fault
             if record is not None and stream.rest() != record:
@@ -107,6 +108,25 @@ class Reader(FileSystemReader):
         # Pickles, which can do anything: not before their bytes are known to be ours.
         for item, pickled in pickles:
             planner.load_bytes(item, io.BytesIO(pickled))
+
+    def _fill_as_read(
+        self, items: list[ReadItem], stream: _Hashed, length: int, planner: LoadPlanner
+    ) -> memoryview | None:
+        """Read the next bytes into the tensor itself where they are exactly that tensor; else they are returned."""
+        stored = self._shape_of(items[0]) if len(items) == 1 else None
+        if stored is None or not stored[0].numel() or items[0].lengths != stored[0]:
+            return stream.take(length)
+        target = planner.resolve_tensor(items[0]).detach()
+        fits = target.size() == stored[0] and target.dtype == stored[1] and target.is_contiguous()
+        if not fits or not stream.can_fill(target):
+            return stream.take(length)
+        head = self._frame(*stored).head
+        began = bytes(stream.take(len(head)))
+        if began != head:
+            return memoryview(began + stream.take(length - len(head)))
+        stream.fill(target)
+        planner.commit_tensor(items[0], target)
+        return None
 
     def _fill_rows(self, item: ReadItem, stream: _Hashed, offset: int, planner: LoadPlanner) -> bool:
         """Read only the rows that this rank needs of a stored tensor; False where they cannot be told apart.
@@ -172,6 +192,7 @@ class _Hashed:
     def __init__(self, file: IO[bytes], *, hashing: bool) -> None:
         self._file, self._at = file, 0
         self._room = bytearray()  # used again for each take: new memory comes slower than most disks read
+        self._pinned: list[tuple[Tensor, torch.cuda.Event]] | None = None
         self._digest = hashlib.sha256() if hashing else None
 
     def skip_to(self, offset: int) -> None:
@@ -185,23 +206,59 @@ class _Hashed:
         if len(self._room) < length:
             self._room = bytearray(length)
         view = memoryview(self._room)[:length]
+        self._read_into(view)
+        return view
+
+    def can_fill(self, target: Tensor) -> bool:
+        """Whether bytes can go into a tensor without a copy in between that costs more than the read."""
+        if target.device.type == "cuda" and self._pinned is None:
+            try:
+                with torch.cuda.device(target.device):
+                    rooms = [torch.empty(_SLICE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+                    self._pinned = [(room, torch.cuda.Event()) for room in rooms]  # type: ignore[no-untyped-call]
+            except RuntimeError:  # the system pins no more memory
+                self._pinned = []
+        return target.device.type == "cpu" or bool(target.device.type == "cuda" and self._pinned)
+
+    def fill(self, target: Tensor) -> None:
+        """The next bytes, into a contiguous tensor. To a GPU from pinned memory, four times as fast as from other."""
+        if target.device.type == "cpu":
+            self._read_into(_bytes_of(target))
+            return
+        assert self._pinned
+        flat = target.view(-1).view(torch.uint8)
+        with torch.cuda.device(target.device):
+            for number, start in enumerate(range(0, len(flat), _SLICE_BYTES)):
+                part = flat[start : start + _SLICE_BYTES]
+                room, sent = self._pinned[number % 2]
+                sent.synchronize()  # its last content has arrived
+                self._read_into(_bytes_of(room)[: len(part)])
+                part.copy_(room[: len(part)], non_blocking=True)
+                sent.record()
+
+    def _read_into(self, view: memoryview) -> None:
         done = 0
-        while done < length:
+        while done < len(view):
             part = view[done : done + _SLICE_BYTES]
             count = cast(io.RawIOBase, self._file).readinto(part)
             if not count:
-                raise CheckpointError(f"{Path(self._file.name).name} ends {length - done} bytes too early")
+                raise CheckpointError(f"{Path(self._file.name).name} ends {len(view) - done} bytes too early")
             if self._digest is not None:
                 self._digest.update(part[:count])
             done += count
-        self._at += length
-        return view
+        self._at += len(view)
 
     def rest(self) -> FileRecord:
         """Read on to the end; what the whole file is."""
         assert self._digest is not None
         self.skip_to(os.fstat(self._file.fileno()).st_size)
         return FileRecord(size_bytes=self._at, sha256=self._digest.hexdigest())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous tensor of the host; the tensor must outlive it."""
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
 def _fill(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import UsageError
+from trainmaster.node import torch_install
 from trainmaster.train.drill import failpoints
 
 STEPS = 40  # enough for eight saves, and minutes at most
@@ -147,9 +148,12 @@ def shorten(config: TrainConfig, given: Collection[str]) -> tuple[TrainConfig, t
 
 def count_gpus() -> int:
     """As many ranks as this node's GPUs take."""
-    import torch.cuda  # takes seconds, and a printed plan needs none
+    count = torch_install.count_gpus()
+    if count is None:
+        import torch.cuda  # takes seconds
 
-    return torch.cuda.device_count()
+        count = torch.cuda.device_count()
+    return count
 
 
 def pick_other(config: TrainConfig, processes: int, *, limit: int) -> int | None:

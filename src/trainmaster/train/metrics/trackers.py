@@ -17,6 +17,8 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.train.metrics.tfevents import TensorBoard
 
+_TAG = "trainmaster_job"
+
 
 def _run_name() -> str | None:
     """The attempt, without the number of this node."""
@@ -92,7 +94,14 @@ class MLflow:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name("trainmaster")
         number = experiment.experiment_id if experiment else self._client.create_experiment("trainmaster")
-        self._run = self._client.create_run(number, run_name=_run_name()).info.run_id
+        job = (_run_name() or "").rpartition(".")[0]
+        # One run for all attempts of a job: the first makes it, the others find it by its tag.
+        found = self._client.search_runs([number], f"tags.{_TAG} = '{job}'", max_results=1) if job else []
+        self._run = found[0].info.run_id if found else ""
+        if found:
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        self._run = self._client.create_run(number, run_name=_run_name(), tags={_TAG: job} if job else {}).info.run_id
         for name, value in _flat(settings):
             self._client.log_param(self._run, name, str(value)[:500])  # longer ones are refused
 

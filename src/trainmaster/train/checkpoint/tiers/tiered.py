@@ -39,7 +39,7 @@ from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
 
-_THREADS = 8  # at 0.5 to 2 GB/s of SHA-256 each, more than most disks take
+_THREADS = 16  # at 0.5 to 2 GB/s of SHA-256 each, more than most disks take
 _REFUSALS = 3  # in a row, then memory is left: a bound that counts on it would not hold
 _STOP_S = 20.0  # Kubernetes gives 30 s from SIGTERM to SIGKILL, and disk and memory come first
 _UPLOADS, _UPLOAD_PAUSE_S = 4, 5.0  # attempts for one step, and the pause before the second; it doubles

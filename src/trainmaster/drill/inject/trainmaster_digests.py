@@ -1,0 +1,82 @@
+"""Digests of what a process holds: of some elements of each tensor, copied off the device at once.
+
+Beside the witness in a stranger's program, and under the same rules: nothing here draws a random number or changes a
+tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from array import array
+from typing import Any
+
+
+def random_states(torch: Any) -> dict[str, str]:
+    _, numbers, gauss = random.getstate()
+    states = {"python": array("Q", numbers).tobytes() + repr(gauss).encode(), "torch": _bytes(torch.get_rng_state())}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        kind, keys, *rest = numpy.get_state()
+        states["numpy"] = repr((kind, rest)).encode() + keys.tobytes()
+    if torch.cuda.is_initialized():
+        states["cuda"] = _bytes(torch.cuda.get_rng_state())
+    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
+
+
+def state(of_one: dict[str, Any]) -> list[Any]:
+    return [of_one[name] for name in sorted(of_one, key=str)]
+
+
+def spread(items: list[Any], most: int) -> list[Any]:
+    return items if len(items) <= most else [items[index * len(items) // most] for index in range(most)]
+
+
+def flatten(data: Any, leaves: list[Any], depth: int) -> None:
+    if depth > 6 or len(leaves) > 256:
+        return
+    if isinstance(data, dict) or (hasattr(data, "keys") and hasattr(data, "values")):
+        data = list(data.values())
+    if isinstance(data, (list, tuple)):
+        for item in data[:256]:
+            flatten(item, leaves, depth + 1)
+    else:
+        leaves.append(data)
+
+
+def digest(values: list[Any], elements: int, more: bytes = b"") -> str:
+    """Digest of some elements of each tensor, gathered on its device and copied to the host at once."""
+    import torch
+
+    digest = hashlib.blake2b(more, digest_size=8)
+    parts: dict[tuple[Any, Any], list[Any]] = {}
+    with torch.no_grad():
+        for value in values:
+            if not isinstance(value, torch.Tensor):
+                digest.update(repr(value)[:64].encode())
+                continue
+            tensor = getattr(value, "_local_tensor", value)  # this rank's shard of a DTensor
+            if tensor.numel():
+                parts.setdefault((tensor.device, tensor.dtype), []).append(_some(tensor, elements))
+        for (_, dtype), some in parts.items():
+            gathered = torch.cat(some).cpu()
+            digest.update(str(dtype).encode())
+            digest.update(_bytes(gathered.to(torch.uint8) if dtype is torch.bool else gathered.view(torch.uint8)))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Any) -> bytes:
+    """Of a tensor of bytes on the host; torch may be there without numpy."""
+    return bytes(tensor.numpy().tobytes() if "numpy" in sys.modules else tensor.tolist())
+
+
+def _some(tensor: Any, most: int) -> Any:
+    """Views of the tensor: nothing large is copied."""
+    if tensor.is_contiguous():
+        step = max(1, tensor.numel() // most)
+        count = min(most, -(-tensor.numel() // step))
+        return tensor.as_strided((count,), (step,), tensor.storage_offset())
+    while tensor.dim() > 1:
+        tensor = tensor[tensor.shape[0] // 2]
+    return tensor.reshape(-1)[:most]

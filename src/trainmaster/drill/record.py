@@ -1,0 +1,56 @@
+"""Record of a drill of any program: what was seen of each start, and of each strike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainmaster.drill.lives import Resume
+from trainmaster.drill.plan import Strike
+from trainmaster.drill.witness_log import Life
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of the program, up to its end or its death."""
+
+    label: str
+    folder: str
+    lives: tuple[Life, ...]
+    losses: Mapping[int, float]  # by step, as the program prints them; of several the last
+    codes: tuple[int, ...]  # of the processes that the agent started; negative is a signal
+    message: str
+    forced: bool  # it did not end in its grace and was killed
+    begun: float
+    ended: float
+    grace_s: float
+    stop_s: float | None  # seconds from the stop request to the end
+    launcher: bool
+    struck: bool
+    loaded: frozenset[int] = frozenset()  # ranks that read a checkpoint before their first step
+    hung: bool = False  # it did no step for so long that it was killed
+    repeated: frozenset[int] = frozenset()  # steps that it printed with more than one loss
+    left: tuple[int, ...] = ()  # processes that would not die
+    reached: int = 0  # the last step of the run that it began; of an attempt in a copy of the run
+    before: str = ""  # the strike that it was to recover from
+
+    @property
+    def clear_losses(self) -> dict[int, float]:
+        """Losses that can be compared: where a counter restarts each epoch, a number names several steps."""
+        return {step: loss for step, loss in self.losses.items() if step not in self.repeated}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Struck:
+    """One strike and what came of it."""
+
+    strike: Strike
+    reached: bool
+    died_at: int | None  # steps that were certainly done; None: it went on
+    resumes: tuple[Resume, ...] = ()
+    hit: Attempt | None = None  # in a copy of the run: the attempt that was struck
+    branch: Attempt | None = None  # and its resume
+    skipped: str | None = None  # why there was nothing to strike here
+    damaged: str | None = None  # file
+    newest: int | None = None  # step of the newest checkpoint when it was damaged
+    older: int = 0  # checkpoints beside the damaged one

@@ -1,0 +1,177 @@
+"""The witness that is put into programs: what it hears of saves, and what an error of its own costs."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trainmaster.core.plan import Plan
+from trainmaster.core.results import Verdict
+from trainmaster.core.spec import JobSpec
+from trainmaster.drill import attempt as engine
+from trainmaster.drill import plan, verdict, witness_log
+from trainmaster.drill.run import CommandDrill, Setup
+from trainmaster.drill.witness_log import FOLDER_VARIABLE
+
+from .test_drill_parts import SHAPE, attempt, lines_of
+
+
+@pytest.fixture
+def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The module that is put into programs, at work in this process without its hooks."""
+    monkeypatch.syspath_prepend(str(Path(plan.__file__).parent / "inject"))
+    spec = importlib.util.spec_from_file_location(
+        "witness", Path(plan.__file__).parent / "inject/trainmaster_witness.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "_witness", module._Witness(str(tmp_path)))
+    yield module
+    if module._witness.file is not None:
+        module._witness.file.close()
+
+
+def test_a_save_into_memory_is_one_when_it_went_into_a_file(witness: ModuleType, tmp_path: Path) -> None:
+    """So Lightning saves: torch.save into memory, a temporary file, a rename."""
+    aside, whole = str(tmp_path / "tmp1"), str(tmp_path / "step=5.ckpt")
+    witness._on_audit("open", (aside, "wb", os.O_WRONLY))
+    assert witness._witness.written is None, "nothing was saved into memory"
+    witness._on_save(io.BytesIO(b"x" * 100))
+    for path, flags in ((str(tmp_path / "train.log"), os.O_WRONLY), (aside, os.O_RDONLY), (7, os.O_WRONLY)):
+        witness._on_audit("open", (path, "", flags))
+    assert witness._witness.written is None
+    witness._on_audit("open", (aside, "wb", os.O_WRONLY))
+    witness._on_audit("os.rename", (aside, whole, -1, -1))
+    assert witness._witness.written == whole
+    witness._on_save(tmp_path / "model.pt")
+    (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
+    assert (line["k"], line["path"], line["behind"]) == ("save", str(tmp_path / "model.pt"), False)
+    assert witness._witness.written is None
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_kill_while_memory_is_written_leaves_half_of_it(
+    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: bool
+) -> None:
+    """Of a temporary file outside of the drill, which is moved to its place when it is whole, nothing is touched."""
+    if temporary:
+        (tmp_path / "drill/struck/witness").mkdir(parents=True)
+        monkeypatch.setattr(witness._witness, "folder", str(tmp_path / "drill/struck/witness"))
+
+    def kill(_: int, number: int) -> None:
+        raise SystemExit(number)
+
+    monkeypatch.setattr(witness.os, "kill", kill)
+    witness._witness.strike = {"when": "save", "after": 0, "rank": None, "do": "kill", "look": 6}
+    witness._on_save(io.BytesIO(b"x" * 100))
+    with pytest.raises(SystemExit, match=str(int(signal.SIGKILL))):
+        witness._on_audit("open", (str(tmp_path / "a.ckpt"), "wb", os.O_WRONLY))
+    assert temporary != (tmp_path / "a.ckpt").exists()
+    assert temporary or (tmp_path / "a.ckpt").read_bytes() == b"x" * 50
+
+
+def test_a_program_is_ended_before_it_saves_over_the_users_own_file(
+    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(_: int, number: int) -> None:
+        raise SystemExit(number)
+
+    monkeypatch.setattr(witness.os, "kill", kill)
+    mine = tmp_path / "drill/reference"
+    monkeypatch.setattr(witness._witness, "folder", str(mine / "attempt-1-witness"))
+    (mine / "attempt-1-witness").mkdir(parents=True)
+    (mine / "work").symlink_to("/nowhere")
+    for place in (mine / "checkpoints/a.pt", "/tmp/a.pt", "/dev/shm/a.pt", io.BytesIO()):
+        witness._before_save(place)
+    assert witness_log.read_outside(mine / "attempt-1-witness") is None
+    with pytest.raises(SystemExit, match=str(int(signal.SIGKILL))):
+        witness._before_save(str(mine / "work/a.pt"))
+    assert witness_log.read_outside(mine / "attempt-1-witness") == "/nowhere/a.pt"
+
+
+def test_a_drill_ends_with_the_first_program_that_would_save_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(job: Plan, **_: object) -> dict[str, object]:
+        lines = Path(job.spec.env[FOLDER_VARIABLE]) / "7.jsonl"
+        lines.write_text(json.dumps({"k": "outside", "n": 5, "r": 0, "t": 1.0, "path": "/scratch/a.pt"}))
+        return {"exit_codes": {"0": -9}}
+
+    monkeypatch.setattr(engine, "run", run)
+    setup = Setup(spec=JobSpec(name="x", command=("true",)))
+    with pytest.raises(engine.DrillFailed, match=r"saves to /scratch/a.pt, .* ended before it wrote there"):
+        CommandDrill(setup, tmp_path / "out").run()
+
+
+def test_a_save_through_a_link_is_one_to_where_it_points_and_is_not_truncated_there(
+    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, mine = tmp_path / "own", tmp_path / "drill/struck"
+    (mine / "witness").mkdir(parents=True)
+    own.mkdir()
+    (mine / "ckpt").symlink_to(own)
+    (own / "a.pt").write_bytes(b"x" * 100)
+    monkeypatch.setattr(witness._witness, "folder", str(mine / "witness"))
+    witness._witness.strike = {"when": "save", "after": 0, "rank": None, "do": "hold", "look": 6}
+    witness._on_save(mine / "ckpt/a.pt")
+    assert (own / "a.pt").read_bytes() == b"x" * 100
+    (line,) = [json.loads(raw) for raw in (mine / f"witness/{os.getpid()}.jsonl").read_text().splitlines()]
+    assert (line["k"], line["path"]) == ("save", str(own / "a.pt"))
+    saves = (witness_log.Save(after=1, at=1.0, path=line["path"]),)
+    run = attempt(*lines_of(1, 3))
+    found = verdict.unfit(replace(run, lives=(replace(run.lives[0], saves=saves),)), tmp_path / "drill")
+    assert found is not None and f"it saves to {own / 'a.pt'}" in found.reason
+
+
+def test_an_error_of_the_witness_costs_a_line_and_the_judgement_not_the_program(
+    witness: ModuleType, tmp_path: Path
+) -> None:
+    assert witness._quietly(lambda: 1 // 0) is None
+    step = {"k": "step", "o": 0, "r": 0, "w": 1, "lr": [0.1], "p": "p", "s": "s", "g": {}, "b": []}
+    lines = [json.dumps({**step, "n": number, "t": float(number)}) for number in (1, 2, 4)]
+    (tmp_path / "7.jsonl").write_text("\n".join(lines))
+    (holed,) = witness_log.read(tmp_path)
+    assert holed.missed == 1
+    run = attempt(*lines_of(1, 40))
+    findings = verdict.judge_all(
+        run, replace(run, lives=(holed,)), SHAPE, struck=[], attempts=[], resumes=[], planned=[], reached=None
+    )
+    assert [(name, finding.verdict) for name, finding in findings] == [("witness", Verdict.ERROR)]
+
+
+@pytest.mark.slow  # it imports torch
+def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
+    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = dict(hooks)
+    witness._watch_modules(torch.nn.modules.module)
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        torch.nn.BatchNorm1d(3)  # not trained
+    finally:
+        hooks.clear()
+        hooks.update(before)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for changed in (False, False, True):
+        if changed:
+            model[1].running_mean += 1
+        witness._note_step(optimizer)
+    bare = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.0)
+    witness._witness.optimizers.clear()
+    witness._note_step(bare)
+    (one,) = witness_log.read(tmp_path)
+    first, second, third, without = (line.buffers for line in one.lines)
+    assert first == second != third
+    assert without == "" and {line.weights for line in one.lines[:3]} == {one.lines[0].weights}

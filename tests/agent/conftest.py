@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import trainmaster
-from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
+from trainmaster.agent import processes
+from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import parse_spec
 
 AGENT = (sys.executable, "-m", "trainmaster.agent")
@@ -44,13 +45,16 @@ class Node:
     alive = staticmethod(alive)
     until = staticmethod(until)
 
-    def __init__(self, home: Path) -> None:
-        self.folder = home / "attempts" / "1"
+    def __init__(self, home: Path, number: int = 0) -> None:
+        self.number = number  # of several nodes
+        self.folder = home / "attempts" / ("1" if not number else f"1-node-{number}")
         self.checkpoints = home / "checkpoints"
         self.env = {**os.environ, "PYTHONPATH": str(Path(trainmaster.__file__).parents[1])}
         self.agents: list[subprocess.Popen[str]] = []
+        self.marks: dict[Path, str] = {}  # of every plan
+        self.marked = True  # as a target starts an agent; without its mark it starts once more to carry it
 
-    def plan(self, *command: str, ranks: int = 1, attempt: str = "job.1", **spec: Any) -> Path:
+    def plan(self, *command: str, ranks: int = 1, attempt: str = "job.1", port: int | None = None, **spec: Any) -> Path:
         what = {} if "train" in spec else {"command": list(command)}
         mapping = {"name": "a", "resources": {"processes_per_node": ranks}, "preflight": {"level": 0}, **what, **spec}
         plan = Plan(
@@ -58,17 +62,24 @@ class Node:
             spec=parse_spec(mapping),
             folder=str(self.folder),
             checkpoints=str(self.checkpoints),
+            node_rank=self.number,
+            master_port=port,
         )
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / PLAN_FILE
         path.write_text(plan.to_json())
+        self.marks[path] = plan.mark
         return path
 
     def shell(self, script: str, **spec: Any) -> Path:
         return self.plan("sh", "-c", script, **spec)
 
     def start(self, plan: Path, *options: str) -> subprocess.Popen[str]:
-        agent = subprocess.Popen([*AGENT, *options, str(plan)], env=self.env, stderr=subprocess.PIPE, text=True)
+        marked = self.marked and plan in self.marks and not options
+        mark = {ATTEMPT_VARIABLE: self.marks[plan]} if marked else {}
+        agent = subprocess.Popen(
+            [*AGENT, *options, str(plan)], env={**self.env, **mark}, stderr=subprocess.PIPE, text=True
+        )
         self.agents.append(agent)
         return agent
 
@@ -83,8 +94,8 @@ class Node:
         path = self.folder / name
         return str(until(lambda: path.exists() and path.read_text().strip(), what=name))
 
-    def over(self) -> ExitRecord:
-        until((self.folder / EXIT_FILE).exists, what="the exit record")
+    def over(self, *, limit_s: float = 20.0) -> ExitRecord:
+        until((self.folder / EXIT_FILE).exists, what="the exit record", limit_s=limit_s)
         return self.record()
 
     def record(self) -> ExitRecord:
@@ -101,11 +112,25 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     node = Node(tmp_path)
     yield node
+    _end(node)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
+    """Three nodes of one attempt, on one disk."""
+    three = [Node(tmp_path, number) for number in range(3)]
+    yield three
+    for node in three:
+        _end(node)
+
+
+def _end(node: Node) -> None:
     for agent in node.agents:
         if agent.poll() is None:
             agent.send_signal(signal.SIGKILL)
         agent.wait()
         if agent.stderr is not None:
             agent.stderr.close()
-    if (plan := node.folder / PLAN_FILE).exists():
-        subprocess.run([*AGENT, "--kill", str(plan)], env=node.env, check=False, capture_output=True)
+    for plan, mark in node.marks.items():
+        if processes.living(mark):
+            subprocess.run([*AGENT, "--kill", str(plan)], env=node.env, check=False, capture_output=True)

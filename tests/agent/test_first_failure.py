@@ -44,6 +44,7 @@ def test_peers_that_ignore_the_end_are_killed(node: Any) -> None:
     assert node.record().evidence["rank"] == 0
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

@@ -46,6 +46,7 @@ def test_what_fails_keeps_them_from_starting(node: Any) -> None:
     assert not started(node)
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="here a GPU could be measured")
 @pytest.mark.parametrize("allowed", [False, True])
 def test_what_was_not_measured_is_no_pass_unless_allowed(node: Any, allowed: bool) -> None:
@@ -57,6 +58,7 @@ def test_what_was_not_measured_is_no_pass_unless_allowed(node: Any, allowed: boo
     assert started(node) is allowed
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="here is a GPU")
 def test_a_profile_of_a_gpu_keeps_a_machine_without_one_from_starting(node: Any) -> None:
     others = [name for name in checks.plan(1) if name not in ("gpu_count", "gpu_model")]
@@ -67,6 +69,7 @@ def test_a_profile_of_a_gpu_keeps_a_machine_without_one_from_starting(node: Any)
     assert not started(node)
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 def test_a_check_that_does_not_exist_keeps_them_from_starting(node: Any) -> None:
     node.run(node.shell(UP, preflight={"level": 1, "skip": ["gpu_cuont"]}))
     assert node.record().reason is Reason.CHECK_INCOMPLETE
@@ -74,6 +77,7 @@ def test_a_check_that_does_not_exist_keeps_them_from_starting(node: Any) -> None
     assert not started(node)
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 def test_a_profile_says_what_the_node_should_be(node: Any) -> None:
     others = [name for name in checks.plan(1) if name != "gpu_count"]
     preflight = {"level": 1, "skip": others, "profile": "ml.p5.48xlarge", "expect": {"gpus": 4096}}
@@ -83,6 +87,7 @@ def test_a_profile_says_what_the_node_should_be(node: Any) -> None:
     assert not started(node)
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 def test_a_profile_that_does_not_exist_keeps_them_from_starting(node: Any) -> None:
     node.run(node.shell(UP, preflight={"level": 1, "profile": "ml.p5.48xlrage"}))
     assert node.record().reason is Reason.CHECK_INCOMPLETE
@@ -90,6 +95,7 @@ def test_a_profile_that_does_not_exist_keeps_them_from_starting(node: Any) -> No
     assert not started(node)
 
 
+@pytest.mark.matrix(one_in=2, of="checks before ranks start")
 def test_the_disk_of_the_checkpoints_is_what_is_measured(node: Any) -> None:
     others = [name for name in checks.plan(1) if name != "disk_space"]
     node.run(node.shell(UP, preflight={"level": 1, "skip": others}))

@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 
 from trainmaster.agent.diagnose import Outcome, read_tail
+from trainmaster.agent.leader import free_port
+from trainmaster.agent.processes import living
 from trainmaster.agent.ranks import ForkServer, Starter
 from trainmaster.agent.recovery import Recovery
-from trainmaster.core.plan import EVENTS_FILE, RESUMABLE_EXIT, START_VARIABLE, Plan
+from trainmaster.core.plan import (
+    EVENTS_FILE,
+    EXIT_FILE,
+    MEMBERS_FILE,
+    PLAN_FILE,
+    RESUMABLE_EXIT,
+    START_VARIABLE,
+    Plan,
+)
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
@@ -56,7 +66,7 @@ def crash(reason: Reason = Reason.CRASHED) -> Outcome:
         (Reason.SCRIPT_FAILED, {}, False),
         (Reason.NODE_LOST, {}, False),
         (Reason.CRASHED, {"limits": {"retry": {"crashed": False}}}, False),
-        (Reason.CRASHED, {"resources": {"nodes": 2, "processes_per_node": 1}}, False),
+        (Reason.CRASHED, {"resources": {"nodes": 2, "processes_per_node": 1}}, True),
         (Reason.CRASHED, {"train": {**TRAIN, "recovery": {"in_place": False}}}, False),
         (Reason.CRASHED, {"command": ["true"]}, False),
     ],
@@ -71,17 +81,24 @@ def test_recoveries_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None
     held = recovery(tmp_path, train={**TRAIN, "recovery": {"tries": 2}})
     saved = {"step": 2, "path": "p", "seconds": 1.0, "bytes": 1, "tier": "disk", "stall_s": 0.0}
     for expected in (1, 2):
-        assert held.may_follow(crash()) and held.begin(crash()) is None
+        held.see(crash())
+        assert held.may_follow(crash())
+        held.begin(crash())
         assert held.without_save == expected
     assert not held.may_follow(crash()), "two in a row, and nothing was saved"
     with Emitter(tmp_path / EVENTS_FILE) as events:
         events.emit("CHECKPOINT", "saved", **saved)
-    assert held.may_follow(crash()) and held.begin(crash()) is None
+    assert held.may_follow(crash())
+    held.begin(crash())
+    assert held.check() is None
     assert (held.restart, held.without_save) == (3, 1)
     told = json.loads(held.environment[START_VARIABLE])
     assert told["recovery"]["how"] == "in_place" and set(told["recovery"]["parts"]) == {"stop", "check"}
     lines = [json.loads(line)["data"] for line in (tmp_path / EVENTS_FILE).read_text().splitlines()]
     assert [line["restart"] for line in lines if "restart" in line] == [1, 2, 3]
+    assert [line["why"].partition(" (")[0] for line in lines if "why" in line] == [
+        "2 recoveries in a row without a new checkpoint"
+    ]
 
 
 def test_what_a_rank_printed_before_its_recovery_is_not_its_last_word(tmp_path: Path) -> None:
@@ -169,12 +186,73 @@ def test_killed_ranks_are_forked_again_in_the_same_attempt(node: Any) -> None:
     assert [data["restart"] for data in named("START", "done")] == [0, 2]
     parts = {"stop", "check", "fork", "imports", "device", "rendezvous", "build", "load", "first_step"}
     assert set(done[0]["parts"]) == parts
+    assert_same_run(named("STEP", "metrics"), node.folder / "samples")
+
+
+def assert_same_run(told: list[dict[str, Any]], samples: Path) -> None:
+    """Every step once, or again with the same loss, samples and seeds."""
     losses: dict[int, set[float]] = {}
-    for data in named("STEP", "metrics"):
+    for data in told:
         losses.setdefault(data["step"], set()).add(data["loss"])
     assert sorted(losses) == list(range(1, 9)) and all(len(same) == 1 for same in losses.values()), losses
     drawn: dict[tuple[int, int], set[str]] = {}
-    for path in (node.folder / "samples").rglob("rank-*.jsonl"):
+    for path in samples.rglob("rank-*.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             drawn.setdefault((line["step"], line["first"]), set()).add(json.dumps([line["rows"], line["draws"]]))
     assert len(drawn) == 16 and all(len(same) == 1 for same in drawn.values()), "samples or seeds differ after a fork"
+
+
+@pytest.mark.spawns
+def test_several_nodes_recover_in_place_and_then_with_a_spare(nodes: list[Any]) -> None:
+    """A rank of node 1 is killed in a step, then its agent: the attempt goes on, first there, then on the spare."""
+    samples, port = nodes[0].folder / "samples", free_port("127.0.0.1")
+    for node in nodes:
+        node.env |= {
+            "TRAINMASTER_KILL_AT": "step:backward @3; agent step:start @5;",
+            "TRAINMASTER_KILL_RANK": "1; 1;",
+            "TRAINMASTER_WITNESS": str(samples),
+            "TRAINMASTER_CHECK_EVENTS": "1",
+            "TRAINMASTER_MEMORY": str(node.folder.parent / f"memory-{node.number}"),  # what one has is lost with it
+        }
+        resources = {"nodes": 2, "spares": 1}
+        node.start(node.plan(port=port, train=TRAIN, resources=resources))
+    records = [nodes[number].over(limit_s=120.0) for number in (0, 2)]  # three imports of torch at once
+    log = (nodes[0].folder / "rank-0.log").read_text()
+    assert [(record.ok, record.exit_codes) for record in records] == [(True, {"0": 0}), (True, {"1": 0})], log
+    assert not (nodes[1].folder / EXIT_FILE).exists(), "its agent was killed"
+    events = nodes[0].events()
+
+    def named(event: str) -> list[dict[str, Any]]:
+        return [item["data"] for item in events if (item["phase"], item["event"]) == ("RECOVERY", event)]
+
+    # Whether the loss of the node or of its peer was seen first, the spare has the place.
+    assert [(data["how"], data["restart"]) for data in named("start")] == [("in_place", 1), ("spare", 2)], events
+    assert (named("start")[0]["rank"], named("start")[0]["reason"]) == (1, "crashed")
+    assert list(named("start")[1]["replaced"]) == ["1"]
+    assert [(data["how"], data["resumed_from"]) for data in named("done")] == [("in_place", 2), ("spare", 4)]
+    assert {"stop", "check", "agree", "fork", "first_step"} < set(named("done")[0]["parts"])
+    silent = named("done")[1]["parts"]["silence"]
+    assert named("done")[1]["seconds"] > silent > 0, "the time until the loss was sure counts"
+    assert json.loads((nodes[0].folder / MEMBERS_FILE).read_text()) == [0, 2]
+    assert_same_run([item["data"] for item in events if item["phase"] == "STEP"], samples)
+    for node in nodes:
+        mark = Plan.from_json((node.folder / PLAN_FILE).read_text()).mark
+        node.until(lambda mark=mark: not living(mark), what="the end of every process")
+
+
+def test_the_compiler_is_told_of_gpus_without_opening_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML and CUDA start a thread when they are asked, and a process with two threads must not be forked."""
+    from torch import cuda
+
+    for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(fork_server, "_DRIVER", tmp_path / "nvidiactl")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    real = cuda.device_count
+    with fork_server._without_driver():
+        assert cuda.device_count() == 2
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        assert cuda.device_count() == 0
+    assert cuda.device_count is real and "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ

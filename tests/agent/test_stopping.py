@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
 import pytest
 
 from trainmaster.core.states import Reason
-
-pytestmark = pytest.mark.alone
 
 HERE = 'cd "$(dirname $TRAINMASTER_STOP)"; '
 POLITE = HERE + "trap 'echo saved; exit 75' TERM; echo up > up-$RANK; while :; do sleep 0.02; done"
@@ -54,6 +53,15 @@ def test_a_signal_to_the_agent_stops_the_ranks(node: Any, number: int, reason: R
     assert (node.record().reason, node.record().resumable) == (reason, True)
 
 
+def test_a_rank_that_was_stopped_is_woken_to_save(node: Any) -> None:
+    agent = node.start(node.shell(POLITE.replace("echo up >", "echo $$ >"), limits={"grace_s": 20}))
+    pid = int(node.wait_for("up-0"))
+    os.kill(pid, signal.SIGSTOP)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert node.record().exit_codes == {"0": 75}
+
+
 def test_who_does_not_stop_in_time_is_killed(node: Any) -> None:
     agent = node.start(node.shell(STUBBORN, limits={"grace_s": 0.2}))
     pid = int(node.wait_for("up-0"))
@@ -65,6 +73,7 @@ def test_who_does_not_stop_in_time_is_killed(node: Any) -> None:
     assert not node.alive(pid)
 
 
+@pytest.mark.alone  # a rank has part of a second to end by itself
 def test_the_time_limit_stops_in_the_same_way(node: Any) -> None:
     code, _ = node.run(node.shell(POLITE, limits={"timeout_s": 0.5}))
     assert code == 75
@@ -72,6 +81,7 @@ def test_the_time_limit_stops_in_the_same_way(node: Any) -> None:
     assert "timeout_s" in node.record().message
 
 
+@pytest.mark.alone  # a rank has part of a second to end by itself
 def test_one_rank_that_cannot_be_saved_makes_the_attempt_not_resumable(node: Any) -> None:
     mixed = f"if [ $RANK = 0 ]; then {POLITE}; else {STUBBORN}; fi"
     agent = node.start(node.shell(mixed, ranks=2, limits={"grace_s": 0.2}))

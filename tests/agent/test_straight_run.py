@@ -7,11 +7,14 @@ import sys
 from datetime import datetime
 from typing import Any
 
+import pytest
+
 from trainmaster import __version__
 from trainmaster.core.states import Reason
 
 
 def test_ranks_run_to_the_end_and_leave_a_record(node: Any) -> None:
+    node.marked = False  # an agent that nobody marked starts once more
     code, said = node.run(node.shell("echo hello from $RANK; echo and this >&2", ranks=2))
     assert (code, said) == (0, "")
     record = node.record()
@@ -69,11 +72,14 @@ def test_ranks_see_what_torchrun_would_give_them(node: Any) -> None:
         "TRAINMASTER_STOP": str(node.folder / "stop"),
     }.items():
         assert second[name] == value, name
+    assert (first["WANDB_RUN_ID"], first["WANDB_RESUME"]) == (node.record().attempt.rpartition(".")[0], "allow")
+    assert "WANDB_RUN_ID" not in second, "every rank that logs would write into the run of rank 0"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert 1024 <= int(first["MASTER_PORT"]) <= 65535
     assert first["PATH"] == node.env["PATH"]
 
 
+@pytest.mark.matrix(one_in=2, of="plans that an agent refuses")
 def test_a_program_that_is_not_there(node: Any) -> None:
     code, said = node.run(node.plan("no-such-program", ranks=2))
     assert code == 1
@@ -84,6 +90,7 @@ def test_a_program_that_is_not_there(node: Any) -> None:
     assert "no-such-program" in (node.folder / "rank-0.log").read_text()
 
 
+@pytest.mark.matrix(one_in=2, of="plans that an agent refuses")
 def test_a_bad_plan_names_every_fault_and_starts_nothing(node: Any) -> None:
     plan = node.shell("true")
     mapping = json.loads(plan.read_text())
@@ -98,6 +105,7 @@ def test_a_bad_plan_names_every_fault_and_starts_nothing(node: Any) -> None:
         assert sorted(path.name for path in node.folder.iterdir()) == ["plan.json"]
 
 
+@pytest.mark.matrix(one_in=2, of="plans that an agent refuses")
 def test_faults_between_the_fields_of_a_plan(node: Any) -> None:
     plan = node.shell("true", resources={"nodes": 2})
     mapping = json.loads(plan.read_text()) | {"v": 2, "node_rank": 5, "folder": "here"}
@@ -108,6 +116,7 @@ def test_faults_between_the_fields_of_a_plan(node: Any) -> None:
         assert path in said
 
 
+@pytest.mark.matrix(one_in=2, of="plans that an agent refuses")
 def test_a_plan_that_is_no_plan(node: Any) -> None:
     plan = node.shell("true")
     plan.write_text('{"half": ')

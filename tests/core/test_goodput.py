@@ -128,6 +128,18 @@ def test_a_program_that_reports_nothing_is_unknown() -> None:
     assert one([], trainer=False)["unknown"] == 184.5  # not even its agent was heard
 
 
+def test_why_the_time_before_a_first_step_is_unknown() -> None:
+    def notes(*marks: Mark, trainer: bool = False) -> tuple[str, ...]:
+        attempt = AttemptHistory(number=1, started=at(15.5), marks=[*BEGINNING, *marks])
+        return book(History(created=BASE, stages=WHOLE, attempts=(attempt,), trainer=trainer), now=NOW).notes
+
+    (silent,) = notes(mark(190, "PROJECT", "end"))
+    assert silent.startswith("attempt 1: 161.0 s are unknown: the program has reported no step")
+    (before,) = notes(step(90, 1), step(100, 2), mark(190, "PROJECT", "end"))
+    assert before.startswith("attempt 1: 61.0 s before its first step are unknown")
+    assert notes(mark(40, "TRAINING", "start"), step(90, 1), step(100, 2), trainer=True) == ()
+
+
 def test_a_program_is_taken_at_its_word() -> None:
     marks = [*BEGINNING, mark(40, "TRAINING", "start"), mark(60, "TRAINING", "epoch_complete"),
              mark(90, "TRAINING", "end"), mark(190, "PROJECT", "end")]  # fmt: skip

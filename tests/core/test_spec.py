@@ -86,6 +86,13 @@ def test_a_missing_name_says_what_to_write() -> None:
         ({"env": {"A=B": "1"}}, "env.A=B", "environment variable"),
         ({"resources": {"nodes": True}}, "resources.nodes", "whole number"),
         ({"resources": []}, "resources", "mapping"),
+        ({"resources": {"spares": 1}}, "resources.spares", "a job of one node has no other"),
+        ({"resources": {"nodes": 2, "spares": 1}, "train": None, "command": ["x"]}, "resources.spares", "our trainer"),
+        (
+            {"resources": {"nodes": 2, "spares": 1}, "train": {"steps": 40, "recovery": {"in_place": False}}},
+            "resources.spares",
+            "in_place",
+        ),
         ({"limits": {"timeout_s": float("inf")}}, "limits.timeout_s", "finite"),
         ({"name": "a\x00b"}, "name", "NUL"),
         ({"zone": "Mars/Olympus"}, "zone", "Europe/Berlin"),

@@ -60,8 +60,8 @@ def load_plan(path: Path) -> Plan:
     faults = []
     if plan.v != 1:
         faults.append(Fault(path="v", message=f"{plan.v} is not a version this agent reads; use 1"))
-    if not 0 <= plan.node_rank < plan.spec.resources.nodes:
-        nodes = plan.spec.resources.nodes
+    nodes = plan.spec.resources.machines  # spares are numbered after the others
+    if not 0 <= plan.node_rank < nodes:
         faults.append(Fault(path="node_rank", message=f"{plan.node_rank} is none of {nodes} nodes, counted from 0"))
     if plan.master_port is None and plan.spec.resources.nodes > 1:
         faults.append(Fault(path="master_port", message="missing; nodes must agree on one, write for example 29500"))

@@ -85,11 +85,11 @@ def write_script(plan: Plan, work: Path, environment: Mapping[str, str]) -> Path
     words += ["--label", f"trainmaster.attempt={plan.mark}", "--workdir", str(work)]
     for place in sorted({str(work), plan.folder, plan.checkpoints}):
         words += ["--volume", f"{place}:{place}"]
-    for name in sorted({*environment, "RANK", "LOCAL_RANK", "ROLE_RANK"}):
+    for name in sorted({*environment, "RANK", "LOCAL_RANK", "ROLE_RANK", "WANDB_RUN_ID", "WANDB_RESUME"}):
         if not _NOT_PASSED.fullmatch(name) or name in plan.spec.env:
             words += ["--env", name]
     if container.gpus == "all" or (container.gpus == "auto" and _NVIDIA.exists()):
-        words += ["--gpus", "all"] if engine == "docker" else ["--device", "nvidia.com/gpu=all"]
+        words += _gpu_words(engine, plan.gpus)
     words += [*container.options]
     script, program = work / RUN_SCRIPT, [container.image, *(plan.spec.command or ())]
     lines = [
@@ -102,6 +102,14 @@ def write_script(plan: Plan, work: Path, environment: Mapping[str, str]) -> Path
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o755)
     return script
+
+
+def _gpu_words(engine: str, gpus: Sequence[str]) -> list[str]:
+    """Options for these GPUs; for all of the node where none is assigned."""
+    if engine == "docker":
+        # Quoted for docker's own parser of comma-separated values.
+        return ["--gpus", f'"device={",".join(gpus)}"' if gpus else "all"]
+    return [word for gpu in gpus or ("all",) for word in ("--device", f"nvidia.com/gpu={gpu}")]
 
 
 def remove(plan: Plan) -> None:

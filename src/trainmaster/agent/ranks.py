@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -138,6 +138,7 @@ class Starter:
     work: Path
     folder: Path
     server: ForkServer | None = None
+    of_first: Mapping[str, str] = field(default_factory=dict)  # of rank 0 alone
 
     def start(self, watch: Watch, more: Mapping[str, str]) -> list[Rank]:
         """Start every rank with `more` variables; on a stop request the rest is not started.
@@ -160,6 +161,11 @@ class Starter:
                 process = self._spawn(number, more)
             ranks.append(Rank(number, process, ends[number]))
         return ranks
+
+    def take_place(self, node: int) -> None:
+        """Start the ranks of this node from now on: a spare has those of the node that it replaces."""
+        each = len(self.numbers)
+        self.numbers = range(node * each, (node + 1) * each)
 
     def close(self) -> None:
         if self.server is not None:
@@ -203,7 +209,8 @@ class Starter:
             raise NotStarted(number, error) from error
 
     def _own(self, number: int) -> dict[str, str]:
-        return {"RANK": str(number), "LOCAL_RANK": str(number - self.numbers.start), "ROLE_RANK": str(number)}
+        own = {"RANK": str(number), "LOCAL_RANK": str(number - self.numbers.start), "ROLE_RANK": str(number)}
+        return {**own, **self.of_first} if number == 0 else own
 
     def _size(self, number: int) -> int:
         try:

@@ -1,7 +1,7 @@
-"""Recovery in place: whether the ranks of this node are started again inside the attempt, and what they are told.
+"""Recovery in place: whether the ranks are started again inside the attempt, and what they are told.
 
-Only ranks of our own trainer, which resume by themselves, and only where the node is the whole job: on several nodes
-the survivors would have to agree on a new rendezvous.
+Only ranks of our own trainer, which resume by themselves. On several nodes the agents agree first (group.py), and that
+of node 0 decides.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
 
-IN_PLACE = "in_place"
+IN_PLACE, SPARE = "in_place", "spare"
+SILENT_S = "silent_s"  # of the evidence of a lost node
 # Causes that may pass on the same node. A lost node, a full disk or a fault of the program do not.
 PASSING = frozenset(
     {
@@ -42,13 +43,7 @@ _DRIVER = Path("/dev/nvidiactl")
 def is_possible(plan: Plan) -> bool:
     """Whether the ranks of this plan can be recovered in place at all."""
     train = plan.spec.train
-    return (
-        train is not None
-        and train.recovery.in_place
-        and plan.spec.container is None
-        and plan.spec.resources.nodes == 1
-        and sys.platform == "linux"
-    )
+    return train is not None and train.recovery.in_place and plan.spec.container is None and sys.platform == "linux"
 
 
 class Recovery:
@@ -61,39 +56,72 @@ class Recovery:
         self._read_to = 0
         self._failed_at = 0.0
         self._parts: dict[str, float] = {}
+        self._how = IN_PLACE
         self.restart = 0
         self.without_save = 0
 
-    def may_follow(self, failure: Outcome) -> bool:
-        """Whether a recovery in place may follow this failure, which was seen just now."""
-        self._failed_at = time.time()
-        train, retry = self._plan.spec.train, self._plan.spec.limits.retry
-        if not self._possible or train is None or failure.reason not in PASSING:
-            return False
-        if not retry.get(failure.reason.value, True):  # the user wants to look at it first
-            return False
+    def see(self, failure: Outcome) -> None:
+        """A failure was seen just now. The loss of a node began when it was last heard: part `silence`."""
+        silent_s = failure.evidence.get(SILENT_S)
+        self._failed_at, self._parts = time.time() - (silent_s or 0.0), {}
+        if silent_s is not None:
+            self.add_part("silence", silent_s)
+
+    def is_passing(self, failure: Outcome) -> bool:
+        """Whether the cause may pass, and the user does not want to look at it first."""
+        reason = failure.reason
+        return reason in PASSING and self._plan.spec.limits.retry.get(reason.value, True)
+
+    def find_obstacle(self, failure: Outcome, *, replaced: bool = False) -> str | None:
+        """Why no recovery in place may follow a failure; None: it may. `replaced`: the node that had it is gone."""
+        train = self._plan.spec.train
+        if not self._possible or train is None:
+            return "it cannot be recovered in place"
+        if not self.is_passing(failure) and not (replaced and failure.reason is Reason.NODE_LOST):
+            return f"{failure.reason} does not pass by itself, or limits.retry refuses it"
         if self._has_saved():
             self.without_save = 0
-        return self.without_save < train.recovery.tries
+        if self.without_save >= train.recovery.tries:
+            return f"{self.without_save} recoveries in a row without a new checkpoint (train.recovery.tries)"
+        return None
 
-    def begin(self, failure: Outcome) -> Outcome | None:
-        """The ranks are gone: tell of the recovery and look at the GPUs. An Outcome ends the attempt."""
+    def may_follow(self, failure: Outcome) -> bool:
+        """Whether a recovery in place may follow, on a job of one node; an event says why a rank is not tried again."""
+        obstacle = self.find_obstacle(failure)
+        if obstacle is not None and self._possible and self.is_passing(failure):
+            self.refuse(failure, obstacle)
+        return obstacle is None
+
+    def refuse(self, failure: Outcome, why: str) -> None:
+        """Say why the attempt ends although it was to be recovered."""
+        self._events.emit("RECOVERY", "refused", reason=str(failure.reason), message=failure.message, why=why)
+
+    def begin(self, failure: Outcome, *, how: str = IN_PLACE, replaced: Mapping[str, str] | None = None) -> None:
+        """Count and tell of a recovery; `replaced` are nodes and the hosts that take their place."""
         assert failure.reason is not None
-        self.restart, self.without_save = self.restart + 1, self.without_save + 1
-        stopped = time.time()
+        self.restart, self.without_save, self._how = self.restart + 1, self.without_save + 1, how
         self._events.emit(
             "RECOVERY",
             "start",
-            how=IN_PLACE,
+            how=how,
             restart=self.restart,
             without_save=self.without_save,
             rank=failure.evidence.get("rank"),
             reason=failure.reason.value,
             message=failure.message,
+            replaced=dict(replaced or {}),
         )
+
+    def check(self) -> Outcome | None:
+        """The ranks are gone: look at the GPUs. An Outcome says that none may start here again."""
+        self.add_part("stop", time.time() - self._failed_at - self._parts.get("silence", 0.0))
+        began = time.time()
         refusal = self._check_gpus()
-        self._parts = {"stop": stopped - self._failed_at, "check": time.time() - stopped}
+        self.add_part("check", time.time() - began)
         return refusal
+
+    def add_part(self, name: str, seconds: float) -> None:
+        self._parts[name] = round(seconds, 3)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -101,9 +129,8 @@ class Recovery:
         if self._plan.spec.train is None:
             return {}
         told: dict[str, Any] = {"at": time.time()}
-        if self.restart:
-            parts = {name: round(seconds, 3) for name, seconds in self._parts.items()}
-            told["recovery"] = {"how": IN_PLACE, "failed_at": self._failed_at, "parts": parts}
+        if self._failed_at:
+            told["recovery"] = {"how": self._how, "failed_at": self._failed_at, "parts": self._parts}
         return {START_VARIABLE: json.dumps(told), "TORCHELASTIC_RESTART_COUNT": str(self.restart)}
 
     def _has_saved(self) -> bool:

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 
@@ -53,7 +54,10 @@ class Signals:
             os.write(self._in, b"\0")
 
     def sleep(self, seconds: float, *also: socket.socket) -> None:
-        select.select([self._out, *(line.fileno() for line in also)], [], [], max(0.0, seconds))
+        waiting = select.poll()  # select() takes no descriptor above 1,023, and there may be as many agents
+        for descriptor in (self._out, *(line.fileno() for line in also)):
+            waiting.register(descriptor, select.POLLIN)
+        waiting.poll(max(0.0, seconds) * 1000)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._out, 4096):
                 pass
@@ -71,6 +75,7 @@ class Watch:
         self._next_beat = self._began
         self._stop: Stop | None = None
         self._owner = os.environ.get(OWNER_VARIABLE, "")
+        self.tend: Callable[[], None] = lambda: None  # what every loop must do within a second: agents of other nodes
         self.orphaned_at: float | None = None  # when the command that owns the agent was found to be gone
 
     @property
@@ -86,6 +91,7 @@ class Watch:
 
     def beat(self, *, ranks: int) -> bool:
         """Emit a heartbeat when one is due; True if it was."""
+        self.tend()
         if time.monotonic() < self._next_beat:
             return False
         self._next_beat = time.monotonic() + HEARTBEAT_S

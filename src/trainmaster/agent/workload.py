@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,8 @@ from trainmaster.agent import container, workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
 from trainmaster.agent.figures import Figures
 from trainmaster.agent.folder import AttemptFolder
+from trainmaster.agent.group import Follower, Group
+from trainmaster.agent.leader import Leader, free_port
 from trainmaster.agent.processes import reap
 from trainmaster.agent.ranks import ForkServer, NotStarted, Rank, Starter
 from trainmaster.agent.recovery import Recovery, is_possible
@@ -38,6 +39,7 @@ from trainmaster.core.plan import (
     rank_log,
 )
 from trainmaster.core.states import Reason
+from trainmaster.node import torch_install
 from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
 
@@ -45,6 +47,17 @@ TRAIN_FILE = "train.json"
 _Copied = tuple[workfolder.GlobalFile, Figures]  # what becomes events while the ranks run
 _SHORT_GRACE_S = 10.0  # for ranks of a program whose peer has failed
 _TRAINER_GRACE_S = 1.0  # for ranks of our trainer then: a save needs every rank
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the starts of an attempt have in common."""
+
+    starter: Starter
+    recovery: Recovery
+    watch: Watch
+    written: _Copied
+    group: Group | None
 
 
 @dataclass(slots=True)
@@ -72,23 +85,63 @@ def run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Out
         refusal = container.prepare(plan, folder, work, watch)
         if refusal is not None:
             return refusal
+    recovery = Recovery(plan, events)
+    try:
+        group = _join(plan, recovery)
+    except OSError as error:
+        message = f"the agents cannot meet at {plan.master_addr} port {plan.master_port}: {error}"
+        return Outcome(reason=Reason.TARGET_ERROR, message=message)
+    if group is not None:
+        watch.tend = group.pump
     argv = _argv(plan, folder.path, work, shared)
     starter = _starter(plan, argv, shared, work)
-    recovery = Recovery(plan, events)
     written = (workfolder.GlobalFile(plan, work, folder.path / EVENTS_FILE), Figures(plan, work))
+    outcome = None
     try:
-        while True:
-            stopping, outcome = _run_once(plan, starter, recovery, watch, written)
-            if stopping is None or not stopping.recovers or watch.asked():
-                return outcome
-            folder.log(f"recovery {recovery.restart + 1} in place: {outcome.message}")
-            refusal = recovery.begin(outcome)
-            if refusal is not None:
-                return replace(refusal, exit_codes=outcome.exit_codes)
+        outcome = _run_starts(plan, folder, _Parts(starter, recovery, watch, written, group))
+        return outcome
     finally:
         for copied in written:
             copied.copy(last=True)
         starter.close()
+        if group is not None:
+            group.close(outcome)
+
+
+def _join(plan: Plan, recovery: Recovery) -> Group | None:
+    """The agents of the other nodes; None where there is none, or a dead rank ends the attempt on all of them."""
+    if plan.spec.resources.nodes == 1 or not is_possible(plan):
+        return None
+    return Leader(plan, recovery) if plan.node_rank == 0 else Follower(plan)
+
+
+def _run_starts(plan: Plan, folder: AttemptFolder, parts: _Parts) -> Outcome:
+    """Start the ranks, and again for as long as each failure may pass."""
+    group, recovery = parts.group, parts.recovery
+    failure = refusal = None
+    codes: Mapping[str, int] = {}
+    while True:
+        more: Mapping[str, str] = {}
+        if group is not None:
+            start = group.next_start(parts.watch, failure, refusal)
+            if isinstance(start, Outcome):
+                return replace(start, exit_codes=codes)
+            recovery.restart, more = start.restart, start.environment
+            parts.starter.take_place(start.node)
+            folder.log(f"start {start.restart} of the ranks of node {start.node}")
+        elif recovery.restart:
+            # The old one may still be taken.
+            more = {"MASTER_PORT": str(plan.master_port or free_port(plan.master_addr))}
+        stopping, outcome = _run_once(plan, parts, more)
+        if stopping is None or not stopping.recovers or parts.watch.asked():
+            return outcome
+        codes = outcome.exit_codes
+        folder.log(f"recovery {recovery.restart + 1} in place: {outcome.message}")
+        if group is None:
+            recovery.begin(outcome)
+        failure, refusal = outcome if stopping.failed else None, recovery.check()
+        if group is None and refusal is not None:
+            return replace(refusal, exit_codes=codes)
 
 
 def _starter(plan: Plan, argv: Sequence[str], shared: Mapping[str, str], work: Path) -> Starter:
@@ -99,26 +152,40 @@ def _starter(plan: Plan, argv: Sequence[str], shared: Mapping[str, str], work: P
         with contextlib.suppress(OSError):  # ranks are started as new processes then, and say what is wrong
             server = ForkServer(str(folder / TRAIN_FILE), shared, work=work, folder=folder)
     numbers = range(first, first + each)
-    return Starter(argv=argv, environment=shared, numbers=numbers, work=work, folder=folder, server=server)
+    return Starter(
+        argv=argv,
+        environment=shared,
+        numbers=numbers,
+        work=work,
+        folder=folder,
+        server=server,
+        of_first=_one_run(plan, shared),
+    )
 
 
-def _run_once(
-    plan: Plan, starter: Starter, recovery: Recovery, watch: Watch, written: _Copied
-) -> tuple[_Stopping | None, Outcome]:
-    """Start the ranks and wait until none runs."""
+def _one_run(plan: Plan, shared: Mapping[str, str]) -> dict[str, str]:
+    """One run of Weights & Biases for all attempts of a job, unless the spec or the machine names one.
+
+    Of rank 0 alone: a program that logs from every rank would write all of them into it. MLflow has no such variable:
+    MLFLOW_RUN_ID must name a run that exists.
+    """
+    if {"WANDB_RUN_ID", "WANDB_RESUME"} & set(shared):
+        return {}
+    return {"WANDB_RUN_ID": plan.attempt.rpartition(".")[0], "WANDB_RESUME": "allow"}
+
+
+def _run_once(plan: Plan, parts: _Parts, more: Mapping[str, str]) -> tuple[_Stopping | None, Outcome]:
+    """Start the ranks with `more` variables, and wait until none runs."""
     oom_before = count_oom_kills(Host())
-    more = dict(recovery.environment)
-    if recovery.restart:
-        more["MASTER_PORT"] = str(plan.master_port or _free_port(plan.master_addr))  # the old one may still be taken
     try:
-        ranks = starter.start(watch, more)
+        ranks = parts.starter.start(parts.watch, {**parts.recovery.environment, **more})
     except NotStarted as error:
-        return None, _not_started(error, plan, starter.folder)
+        return None, _not_started(error, plan, parts.starter.folder)
 
     def judge_failed(failed: Sequence[Rank]) -> Outcome:
         return _first_failure(failed, plan, count_oom_kills(Host()) - oom_before)
 
-    stopping = _supervise(ranks, plan, watch, written, recovery=recovery, judge_failed=judge_failed)
+    stopping = _supervise(ranks, plan, parts, judge_failed)
     codes = {str(rank.number): rank.process.returncode or 0 for rank in ranks}
     resumable = RESUMABLE_EXIT in codes.values() and set(codes.values()) <= {0, RESUMABLE_EXIT}
     if stopping is None:
@@ -133,25 +200,23 @@ def _run_once(
 
 
 def _supervise(
-    ranks: Sequence[Rank],
-    plan: Plan,
-    watch: Watch,
-    written: _Copied,
-    *,
-    recovery: Recovery,
-    judge_failed: Callable[[Sequence[Rank]], Outcome],
+    ranks: Sequence[Rank], plan: Plan, parts: _Parts, judge_failed: Callable[[Sequence[Rank]], Outcome]
 ) -> _Stopping | None:
     """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
-    alive, stopping = list(ranks), None
+    alive, stopping, watch, group = list(ranks), None, parts.watch, parts.group
     while True:
-        for copied in written:
+        for copied in parts.written:
             copied.copy()
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
         if not stopping and failed:
-            stopping = _on_failure(failed, plan, watch, recovery=recovery, judge_failed=judge_failed)
+            stopping = _on_failure(failed, plan, parts, judge_failed)
             _send(alive, signal.SIGTERM)
+        elsewhere = group.look() if group is not None and not stopping and alive else None
+        if elsewhere is not None:
+            parts.recovery.see(elsewhere)
+            stopping = _Stopping(failure=elsewhere, recovers=True, deadline=time.monotonic())
         # Asked once more when all are gone: ranks that watch the stop file may have obeyed it before we saw it.
         if not stopping and (stop := watch.asked()):
             stopping = _Stopping(stop=stop, deadline=time.monotonic() + plan.spec.limits.grace_s)
@@ -165,27 +230,28 @@ def _supervise(
             _send(alive, signal.SIGKILL)
         if watch.beat(ranks=len(alive)):
             reap({rank.process.pid for rank in ranks})
-        watch.sleep()
+        watch.sleep(*(group.sockets() if group is not None else ()))
 
 
 def _on_failure(
-    failed: Sequence[Rank],
-    plan: Plan,
-    watch: Watch,
-    *,
-    recovery: Recovery,
-    judge_failed: Callable[[Sequence[Rank]], Outcome],
+    failed: Sequence[Rank], plan: Plan, parts: _Parts, judge_failed: Callable[[Sequence[Rank]], Outcome]
 ) -> _Stopping:
-    grace_s = plan.spec.limits.grace_s
+    grace_s, recovery = plan.spec.limits.grace_s, parts.recovery
     if all(rank.process.returncode == RESUMABLE_EXIT for rank in failed):
         # They heard of it before we did, from the stop file or from somebody else, and one has finished saving: the
         # others get their full time.
         message = f"rank {failed[0].number} stopped to be resumed (exit {RESUMABLE_EXIT})"
-        stop = watch.asked() or Stop(reason=Reason.PREEMPTED, message=message)
+        stop = parts.watch.asked() or Stop(reason=Reason.PREEMPTED, message=message)
         return _Stopping(stop=stop, deadline=time.monotonic() + grace_s)
     failure = judge_failed(failed)
-    recovers = recovery.may_follow(failure)
-    short_s = _SHORT_GRACE_S if plan.spec.train is None else 0.0 if recovers else _TRAINER_GRACE_S
+    recovery.see(failure)
+    if parts.group is not None:  # the agents decide together, once no rank runs
+        parts.group.tell(failure)
+        recovers = True
+    else:
+        recovers = recovery.may_follow(failure)
+    passing = recovers and recovery.is_passing(failure)
+    short_s = _SHORT_GRACE_S if plan.spec.train is None else 0.0 if passing else _TRAINER_GRACE_S
     deadline = time.monotonic() + min(grace_s, short_s)
     return _Stopping(failed=failed, failure=failure, recovers=recovers, deadline=deadline)
 
@@ -193,6 +259,8 @@ def _on_failure(
 def _send(ranks: Sequence[Rank], number: signal.Signals) -> None:
     for rank in ranks:
         rank.send(number)
+        if number is signal.SIGTERM:
+            rank.send(signal.SIGCONT)  # one that was stopped hears nothing, and would be waited for the whole grace
 
 
 def _stopped(stopping: _Stopping, plan: Plan, codes: Mapping[str, int], *, resumable: bool) -> Outcome:
@@ -262,7 +330,7 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         "ROLE_NAME": "default",
         "ROLE_WORLD_SIZE": resources.ranks,
         "MASTER_ADDR": plan.master_addr,
-        "MASTER_PORT": plan.master_port or _free_port(plan.master_addr),
+        "MASTER_PORT": plan.master_port or free_port(plan.master_addr),
         "TORCHELASTIC_RUN_ID": plan.attempt,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
@@ -272,17 +340,13 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         STOP_VARIABLE: folder / STOP_FILE,
         OUTPUTS_VARIABLE: folder / OUTPUTS_FOLDER,
     }
+    if plan.gpus:
+        ours["CUDA_VISIBLE_DEVICES"] = ",".join(plan.gpus)
     if plan.spec.resume_from is not None:
         ours[RESUME_VARIABLE] = plan.spec.resume_from
     own = dict(os.environ)
+    if plan.spec.train is not None and plan.spec.container is None:
+        own |= torch_install.bytecode_variables(own | plan.spec.env)
     if plan.spec.container is not None and plan.spec.container.login is not None:
         own.pop(plan.spec.container.login.password_from, None)  # for the login alone
     return defaults | own | plan.spec.env | {name: str(value) for name, value in ours.items()}
-
-
-def _free_port(address: str) -> int:
-    """A free port. Another program may take it first; that is diagnosed and retried."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

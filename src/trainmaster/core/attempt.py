@@ -39,6 +39,7 @@ class Submission:
     commands: tuple[tuple[str, ...], ...]
     work: Path | None = None  # folder here whose files the nodes get as the job's working folder
     pulls: tuple[Pull, ...] = ()  # not printed: they hold signed addresses
+    avoid: Mapping[str, str] = field(default_factory=dict)  # machines that take no new jobs, and why
 
     def render(self) -> str:
         parts = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]

@@ -26,6 +26,7 @@ EXIT_FILE = "exit.json"  # written last, once, atomically: its presence means th
 LOCK_FILE = "agent.lock"  # held by the agent while it lives
 AGENT_BEGUN = b"begun"  # what an agent that was started in the background writes into its pipe
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
+MEMBERS_FILE = "members.json"  # of node 0: number of the node in each place, once a spare has taken one
 WORK_FOLDER = "work"  # in the job's folder: working folder of its ranks, shared by its attempts
 CHECKPOINTS_FOLDER = "checkpoints"  # in the job's folder: outlives its attempts
 OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over
@@ -84,6 +85,7 @@ class Plan:
     master_addr: str = "127.0.0.1"
     master_port: int | None = None  # None: the agent takes a free one (single node)
     work: str | None = None  # where the ranks run; None: in the job's own working folder
+    gpus: tuple[str, ...] = ()  # UUIDs of those that it may use, in the order of its ranks; empty: as the node is
     v: int = 1
 
     @property

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.schema import build, field, to_plain
 
+HOME_ID_FILE = "home-id"  # in a home folder
+
 CHUNK_BYTES = 1 << 20  # of one chunk, and so of one request
 MOST_FILES = 20_000
 MOST_BYTES = 4 << 30  # of one snapshot

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import compat
+from trainmaster.core.compat import waiting
 from trainmaster.core.errors import TargetError
 from trainmaster.remote.transfer import Incoming, Manifest, Slice, read_unit, scan, sha256
 
@@ -86,7 +86,7 @@ class NodeFiles:
             start_new_session=True,
         )
         try:
-            async with compat.timeout(timeout_s):
+            async with waiting.timeout(timeout_s):
                 out, err = await process.communicate()
         except TimeoutError:
             os.killpg(process.pid, 9)

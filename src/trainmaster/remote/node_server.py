@@ -25,14 +25,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core import compat, schema
+from trainmaster.core import schema
+from trainmaster.core.compat import waiting
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, TrainmasterError, Unreachable
 from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.plan import LOCK_FILE, WORK_FOLDER, Plan
+from trainmaster.core.plan import LOCK_FILE, MEMBERS_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
-from trainmaster.remote import frames
+from trainmaster.remote import devices, frames
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.remote.data import kind_of
 from trainmaster.remote.files import Answer, NodeFiles
@@ -41,7 +42,6 @@ from trainmaster.remote.pull import Object, pull
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
 _UNUSED_S = 900.0  # a claim without a submission is dropped after this: its control plane died between the two
 _DIAL_S = 10.0
-_IDENTIFY_S = 30.0  # a driver that hangs is found by the checks
 
 
 class Node(NodeFiles):
@@ -57,12 +57,12 @@ class Node(NodeFiles):
         self._listening: dict[int, asyncio.Server] = {}
 
     async def offer(self, attempts: Sequence[str], slots: int) -> Answer:
-        """Free slots, which of these attempts have one already, and whose jobs were here before."""
+        """Free slots, which of these attempts have one already, whose jobs were here before; `bare`: it has no GPU."""
         knows = [attempt for attempt in attempts if self._attempt_folder(attempt).parent.parent.exists()]
         async with self._locked():
             live = await self._live()
         held = [attempt for attempt in attempts if attempt in live]
-        return {"free": slots - len(live), "held": held, "knows": knows}, b""
+        return {"free": slots - len(live), "held": held, "knows": knows, "bare": devices.has_none()}, b""
 
     async def claim(self, attempt: str, slots: int) -> Answer:
         """Take a slot for an attempt, or find it taken. At most `slots` attempts have one."""
@@ -105,7 +105,7 @@ class Node(NodeFiles):
     async def dial(self, address: str, port: int) -> Answer:
         """Whether this node reaches another one."""
         try:
-            async with compat.timeout(_DIAL_S):
+            async with waiting.timeout(_DIAL_S):
                 _, writer = await asyncio.open_connection(address, port)
         except OSError as error:  # TimeoutError is one
             return {"reached": False, "why": str(error) or f"no answer in {_DIAL_S:g} s"}, b""
@@ -152,7 +152,8 @@ class Node(NodeFiles):
     async def poll(self, attempt: str) -> Answer:
         poll = await self._host.poll(self._handle(attempt))
         record = None if poll.exit is None else poll.exit.to_json()
-        return {"state": poll.state.value, "exit": record, "note": poll.note}, b""
+        members = await asyncio.to_thread(_read_members, self._attempt_folder(attempt) / MEMBERS_FILE)
+        return {"state": poll.state.value, "exit": record, "note": poll.note, "members": members}, b""
 
     async def read(self, attempt: str, stream: str, offset: int, limit: int) -> Answer:
         limit = min(limit, frames.MAX_BODY_BYTES)
@@ -196,20 +197,20 @@ class Node(NodeFiles):
                 what_by_attempt[item.attempt] = item.what
         return {"owned": sorted(what_by_attempt.items())}, b""
 
-    async def identify(self) -> Answer:
-        """Serial numbers of the GPUs, else their UUIDs: a machine may come back under another name."""
+    async def list_gpus(self) -> Answer:
+        """GPUs of this machine with the processes on each."""
         try:
-            async with compat.timeout(_IDENTIFY_S):
-                process = await asyncio.create_subprocess_exec(
-                    "nvidia-smi", "--query-gpu=serial,uuid", "--format=csv,noheader", stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-                )  # fmt: skip
-                out, _ = await process.communicate()
-        except OSError:  # TimeoutError is one
-            return {"gpus": []}, b""
-        rows = [[word.strip() for word in line.split(",")] for line in out.decode(errors="replace").splitlines()]
-        serials = [next((word for word in row if word and not word.startswith("[")), "") for row in rows]
-        return {"gpus": [word for word in serials if word] if process.returncode == 0 else []}, b""
+            gpus = await devices.ask_gpus()
+        except devices.DevicesUnknown as error:
+            raise TargetError(str(error)) from error
+        return {"gpus": [[gpu.uuid, gpu.model, gpu.parent, list(map(list, gpu.users))] for gpu in gpus]}, b""
+
+    async def identify(self) -> Answer:
+        """Serial numbers of the GPUs, else their UUIDs: a machine may come back under another name.
+
+        None where the driver hangs: the checks find that.
+        """
+        return {"gpus": await asyncio.to_thread(devices.read_serials)}, b""
 
     async def slurm(self, call: str, how: Mapping[str, Any], params: Mapping[str, Any]) -> Answer:
         """A request of the slurm target, whose login node this machine is."""
@@ -267,6 +268,15 @@ def _expand(plan: str) -> Plan:
     for name in ("folder", "checkpoints"):
         document[name] = str(Path(document[name]).expanduser())
     return schema.build(Plan, document)
+
+
+def _read_members(path: Path) -> list[int] | None:
+    """Number of the node in each place, as the agent of node 0 says; None: no spare has taken one."""
+    try:
+        value = json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, list) and all(isinstance(number, int) for number in value) else None
 
 
 def _own_address() -> str:

@@ -222,6 +222,19 @@ def test_a_program_that_writes_events_is_left_alone(tmp_path: Path, clock: list[
     assert curves.look() == []
 
 
+def test_events_that_are_written_during_a_look_are_seen_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step was told twice: the log was read after the events, and both were written in between."""
+    log, events = tmp_path / "rank-0.log", tmp_path / "events.jsonl"
+    curves = Curves(log, [tmp_path], events)
+
+    def write() -> None:
+        events.write_text('{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2}}\n')
+        log.write_text("step 1 | loss 2\n")
+
+    monkeypatch.setattr(curves, "_search", write)
+    assert curves.look(last=True) == [] and curves.source is None
+
+
 def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
     import os
 

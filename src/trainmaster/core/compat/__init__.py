@@ -6,23 +6,27 @@ The control half needs 3.11 and imports these from the standard library.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 if sys.version_info >= (3, 11):  # noqa: UP036 (a node may have 3.10)
-    import tomllib
-    from asyncio import timeout
     from datetime import UTC, datetime
     from enum import StrEnum
     from hashlib import file_digest
 
     parse_iso_time = datetime.fromisoformat
-    read_toml = tomllib.loads
+
+    def read_toml(text: str) -> dict[str, Any]:
+        """What a TOML file says."""
+        import tomllib  # few programs read one
+
+        return tomllib.loads(text)
+
 else:
-    import asyncio
     import hashlib
     import re
     from datetime import datetime, timezone
     from enum import Enum
-    from typing import Any, BinaryIO
+    from typing import BinaryIO
 
     from trainmaster.core.compat.toml_subset import read_toml
 
@@ -37,27 +41,6 @@ else:
         @staticmethod
         def _generate_next_value_(name: str, *_: object) -> str:
             return name.lower()
-
-    class timeout:  # noqa: N801 (as asyncio names it)
-        """`async with timeout(seconds)`: TimeoutError where the block takes longer."""
-
-        def __init__(self, seconds: float | None) -> None:
-            self._seconds, self._over = seconds, False
-
-        async def __aenter__(self) -> None:
-            self._task, loop = asyncio.current_task(), asyncio.get_running_loop()
-            self._timer = None if self._seconds is None else loop.call_later(self._seconds, self._end)
-
-        async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._over and kind is asyncio.CancelledError:
-                raise TimeoutError
-
-        def _end(self) -> None:
-            self._over = True
-            assert self._task is not None
-            self._task.cancel()
 
     def file_digest(file: BinaryIO, name: str) -> Any:
         """The hash of a file, read in pieces."""
@@ -74,4 +57,4 @@ else:
         return datetime.fromisoformat(text)
 
 
-__all__ = ["UTC", "StrEnum", "file_digest", "parse_iso_time", "read_toml", "timeout"]
+__all__ = ["UTC", "StrEnum", "file_digest", "parse_iso_time", "read_toml"]

@@ -1,4 +1,4 @@
-"""Recovery settings: what happens on the node when a rank of our trainer has died."""
+"""Recovery settings: what happens when a rank of our trainer has died."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trainmaster.core.schema import field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryConfig:
-    """Recovery in place: the ranks of a node are started again inside the same attempt, without a new pre-flight."""
+    """Recovery in place: all ranks are started again inside the same attempt, without a new pre-flight."""
 
     in_place: bool = field(
         default=True,
-        doc="start the ranks again on this node when one has died of a cause that may pass; jobs of one node only. "
-        "false: a dead rank ends the attempt",
+        doc="start the ranks again on their nodes when one has died of a cause that may pass. false: a dead rank ends "
+        "the attempt",
     )
     tries: int = field(
         default=3,

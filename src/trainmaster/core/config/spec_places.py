@@ -40,7 +40,7 @@ _UPLOADED: Mapping[str, str] = {
 }
 _ACCOUNT = frozenset(
     "rent.gpu rent.types rent.regions rent.image slurm.partition slurm.account slurm.qos slurm.constraint "
-    "slurm.reservation slurm.gpu_type slurm.nodelist slurm.exclude slurm.options".split()
+    "slurm.reservation slurm.gpu_type slurm.nodelist slurm.exclude slurm.options queue.name queue.priority".split()
 )
 _DATA = ("path", "held_out_path", "dataset", "subset", "split", "held_out_split", "revision")
 _NODE = frozenset(

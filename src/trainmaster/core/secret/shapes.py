@@ -7,7 +7,9 @@ commit are no secrets.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Sequence
 
 # Prefixes as their makers document them; lengths are the shortest in use.
 _SHAPES = {
@@ -46,8 +48,6 @@ _SHAPES = {
     "a URL with user and password": r"://(?![^\s/:@]*\$[^\s/:@]*:x-oauth-basic@)[^\s/:@]*:(?!\\?[$<{]|\*{3})[^\s/@]+@",
     "a URL with a token as user": r"https?://[A-Za-z0-9_-]{20,}@",
 }
-# A shape may stand beside an underscore (`my_ghp_…`), which \b does not part from a letter.
-_SECRETS = {what: re.compile(re.sub(r"^\\b", "(?<![A-Za-z0-9])", shape)) for what, shape in _SHAPES.items()}
 # 40 hexadecimal digits are the id of a commit, or a key of Weights & Biases and others: then a name of a key, or a
 # login, stands before them.
 HEX_40 = re.compile(r"(?<![0-9A-Fa-f])[0-9a-f]{40}(?![0-9A-Fa-f])")
@@ -87,35 +87,39 @@ _VALUE = (
 _WORD = rf"(?:\"(?!{HARMLESS})[^\"\n]+\"|'(?!{HARMLESS})[^'\n]+'|[\"']?(?!{HARMLESS}|-)[^\s\"']+)"
 _UP_TO = r"\b(?![:.\w-])[^\n|;&]{0,400}?\s"  # from a program to one of its options
 # The words that follow an option in another word are a secret too.
-_NAMED = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*(?:[=:]|\\?[\"']\s*:)\s*{_VALUE}",
-        rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}",
-        rf"(?i)(?:^|\s)--?{WORDS}\s+(?!-){_VALUE}",
-        # In prose a word follows: "use --token to log in".
-        rf"(?i)(?:^|\s)--?{TOKENS}[\s=]+[\"']?(?!{HARMLESS}|-)(?=\S*\d|\S{{16}})[^\s\"']{{6,}}",
-        rf"(?i)(?<![\w-])cookie[\"']?\s*:\s*[\"']?[\w.-]+=(?!{HARMLESS})[^\s\"';]{{4,}}[^\n\"']*",
-        rf"(?<![\w$])(?:[A-Z][A-Z0-9_]*_)?COOKIE=[\"']?(?!(?i:{HARMLESS}))(?=\S*\d|\w+=)[^\s\"']{{8,}}",
-        rf"(?<![\w.-])curl{_UP_TO}(?:-[uU]\s*|--(?:proxy-)?user[\s=])[\"']?[^\s:\"'$-][^\s:\"'$]*:{_WORD}",
-        rf"(?<![\w.-])sshpass{_UP_TO}-p\s*{_WORD}",
-        rf"(?<![\w.-])redis-cli{_UP_TO}-a\s+{_WORD}",
-        # -p alone asks for it; -p3306:3306 is a port of a container.
-        rf"(?<![\w.-])(?:mysql|mariadb)(?:dump|admin|import|check|-dump|-admin)?{_UP_TO}-p(?!\d+(?::\d+)*(?!\S)){_WORD}",
-    )
+_NAMED = (
+    rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*(?:[=:]|\\?[\"']\s*:)\s*{_VALUE}",
+    rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}",
+    rf"(?i)(?:^|\s)--?{WORDS}\s+(?!-){_VALUE}",
+    # In prose a word follows: "use --token to log in".
+    rf"(?i)(?:^|\s)--?{TOKENS}[\s=]+[\"']?(?!{HARMLESS}|-)(?=\S*\d|\S{{16}})[^\s\"']{{6,}}",
+    rf"(?i)(?<![\w-])cookie[\"']?\s*:\s*[\"']?[\w.-]+=(?!{HARMLESS})[^\s\"';]{{4,}}[^\n\"']*",
+    rf"(?<![\w$])(?:[A-Z][A-Z0-9_]*_)?COOKIE=[\"']?(?!(?i:{HARMLESS}))(?=\S*\d|\w+=)[^\s\"']{{8,}}",
+    rf"(?<![\w.-])curl{_UP_TO}(?:-[uU]\s*|--(?:proxy-)?user[\s=])[\"']?[^\s:\"'$-][^\s:\"'$]*:{_WORD}",
+    rf"(?<![\w.-])sshpass{_UP_TO}-p\s*{_WORD}",
+    rf"(?<![\w.-])redis-cli{_UP_TO}-a\s+{_WORD}",
+    # -p alone asks for it; -p3306:3306 is a port of a container.
+    rf"(?<![\w.-])(?:mysql|mariadb)(?:dump|admin|import|check|-dump|-admin)?{_UP_TO}-p(?!\d+(?::\d+)*(?!\S)){_WORD}",
 )
-
-
+_ANY = "a secret"
 HIDDEN = "(a secret, not shown)"
+
+
+@functools.cache
+def _compiled() -> Sequence[tuple[str, re.Pattern[str]]]:
+    """Kinds of secrets with their shapes, compiled at the first use: it takes a tenth of a second.
+
+    A shape may stand beside an underscore (`my_ghp_…`), which \\b does not part from a letter.
+    """
+    fixed = [(what, re.sub(r"^\\b", "(?<![A-Za-z0-9])", shape)) for what, shape in _SHAPES.items()]
+    return [(what, re.compile(shape)) for what, shape in (*fixed, *((_ANY, shape) for shape in _NAMED))]
 
 
 def recognise(text: str) -> str | None:
     """The kind of secret in this text; None where there is none."""
-    for what, shape in _SECRETS.items():
+    for what, shape in _compiled():
         if shape.search(text):
             return what
-    if any(shape.search(text) for shape in _NAMED):
-        return "a secret"
     if any(_KEY_BEFORE.search(text[: match.start()]) for match in HEX_40.finditer(text)):
         return "a key of 40 hexadecimal digits"
     return None
@@ -123,6 +127,6 @@ def recognise(text: str) -> str | None:
 
 def hide(text: str) -> str:
     """The text with every secret in it replaced: a message must not repeat one."""
-    for shape in (*_SECRETS.values(), *_NAMED):
+    for _, shape in _compiled():
         text = shape.sub(HIDDEN, text)
     return HEX_40.sub(lambda match: HIDDEN if _KEY_BEFORE.search(text[: match.start()]) else match[0], text)

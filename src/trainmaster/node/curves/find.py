@@ -52,6 +52,8 @@ class Curves:
         for reader in self._readers.values():
             if self.source in (None, reader.name):
                 points.setdefault(reader.name, []).extend(reader.read())
+        if any(points.values()) and self._writes_events():  # written between the two reads
+            return []
         if self.source is None:
             self.source = next((name for name, some in points.items() if any("loss" in p.figures for p in some)), None)
         return points.get(self.source, []) if self.source else []

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trainmaster.core import compat
+from trainmaster.core.compat import waiting
 from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.remote import job_user
 
@@ -57,7 +57,7 @@ class Commands:
             text = f"slurm: {program} cannot be run: {error.strerror}; install Slurm's commands here, or state `login`"
             raise TargetError(text) from None
         try:
-            async with compat.timeout(timeout_s):
+            async with waiting.timeout(timeout_s):
                 out, err = await process.communicate()
         except BaseException as error:
             if process.returncode is None:

@@ -3,6 +3,7 @@
     JOB/attempts/N/                          base: what all nodes of the attempt share
         plan.json batch.sh                   template of the plans, the script of sbatch
         intent job released stop             an sbatch was sent; its job id; never start; stop request
+        preempted                            when Slurm last preempted it and it went back into the queue
         owner restart-T rendezvous-T-K.json  written by the nodes
         slurm-ID.log                         output of the batch script
     JOB/attempts/N[-task-T]-node-R[-rK]/     one node: an attempt's folder as on the local target
@@ -22,6 +23,7 @@ BATCH_SCRIPT = "batch.sh"
 COMMENT = "trainmaster:"  # of a Slurm job, before the attempt's name: by it a job is found again
 RUN_COMMENT = "trainmaster-run:"  # of a Slurm job that belongs to no attempt, before the marks of its home and run
 INTENT_FILE, JOB_FILE, RELEASED_FILE, OWNER_FILE = "intent", "job", "released", "owner"
+PREEMPTED_FILE = "preempted"  # of the base: Slurm's time of the last preemption
 NEVER = "-"  # content of the job file where the attempt was cancelled before it was submitted
 
 

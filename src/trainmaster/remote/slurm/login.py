@@ -300,6 +300,7 @@ def _facts(place: Path, nodes: int, tasks: Sequence[int] | None, *, end: bool) -
         "intent": (place / layout.INTENT_FILE).exists(),
         "released": (place / layout.RELEASED_FILE).exists(),
         "stop": _text(place / STOP_FILE, 2000),
+        "preempted": (_text(place / layout.PREEMPTED_FILE, 40) or "").strip(),
     }
     if facts["stop"] is not None:
         facts["stop_at"] = (place / STOP_FILE).stat().st_mtime

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.money.goodput.attempt import NodeTime, Reading, Segment
-from trainmaster.core.money.goodput.bins import OF_STAGE, Bin
+from trainmaster.core.money.goodput.bins import OF_STAGE, PRODUCTIVE, Bin
 from trainmaster.core.money.goodput.history import AttemptHistory, History, Mark, StageChange
 from trainmaster.core.states import Stage
 
 _ON_NODE = (Stage.STAGING, Stage.CHECKING, Stage.RUNNING)
+_WORKED = frozenset({*PRODUCTIVE, Bin.REPEATED, Bin.SAVE_STALL})  # bins that only a reported step brings
 _SKEW_US = 1_000_000  # two clocks that differ by less are not worth a note
 
 
@@ -119,7 +120,7 @@ def _book_node(attempt: AttemptHistory, node: NodeTime, *, start: int, sent: int
         if high > low:
             node.segments.append((low, high, bin_))
     node.run(marks, start=max(start, begun), end=end, goes_on=goes_on)
-    notes, name = [], f"attempt {attempt.number}"
+    notes, name = _explain_unknown(node, f"attempt {attempt.number}"), f"attempt {attempt.number}"
     if untimed := len(attempt.marks) - len(timed):
         notes.append(f"{name}: {untimed} events without a time were left out")
     if furthest := max((by for by in off if by > _SKEW_US), default=0):
@@ -129,6 +130,21 @@ def _book_node(attempt: AttemptHistory, node: NodeTime, *, start: int, sent: int
             "outside the attempt and were moved to its bounds"
         )
     return notes
+
+
+def _explain_unknown(node: NodeTime, name: str) -> list[str]:
+    """Why time before the first step of a program that is not our trainer is unknown."""
+    first = next((low for low, _, bin_ in node.segments if bin_ in _WORKED), None)
+    unknown = sum(
+        high - low for low, high, bin_ in node.segments if bin_ is Bin.UNKNOWN and (first is None or high <= first)
+    )
+    if node.trainer or not unknown:
+        return []
+    if first is None:
+        return [f"{name}: {unknown / 1e6:.1f} s are unknown: the program has reported no step, and nothing else says "
+                "whether it loads, compiles or trains"]  # fmt: skip
+    return [f"{name}: {unknown / 1e6:.1f} s before its first step are unknown: a program of one's own does not say "
+            "what it loads and compiles"]  # fmt: skip
 
 
 def _give_back(parts: list[tuple[int, int, Bin, int]], attempt: AttemptHistory, until: int, *, last: bool) -> None:

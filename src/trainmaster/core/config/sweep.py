@@ -1,0 +1,169 @@
+"""A set of runs: a job spec with `matrix:`, expanded to one spec per trial.
+
+    matrix: {train.optimizer.lr: [1e-4, 3e-4], env.SEED: ["1", "2"], size: [small, large]}
+    parallel: 2
+
+A key with a dot, or of a field of the spec, is a place in it. Any other is a variable: `{size}` stands for its value in
+`command` and in values of `env`. The last key varies fastest. Trials are numbered from 1 and named NAME-1, NAME-2, …
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.spec import JobSpec, parse_spec
+
+MOST_TRIALS = 1000
+KEYS = ("matrix", "parallel")
+_FIELDS = frozenset(item.name for item in fields(JobSpec))
+_VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,62}")
+# Of the whole set: one name, one bill, one checkpoint folder each.
+_FIXED = ("name", "project", "resume_from")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of a set."""
+
+    number: int  # from 1
+    values: Mapping[str, Any]  # of the matrix
+    spec: JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All runs of a set, and how many may be open at once."""
+
+    name: str
+    project: str
+    parallel: int
+    trials: tuple[Trial, ...]
+    document: Mapping[str, Any] = field(default_factory=dict)  # that it was made of
+
+
+def is_sweep(mapping: object) -> bool:
+    """Whether a document is a set of runs, and not one job."""
+    return isinstance(mapping, Mapping) and any(key in mapping for key in KEYS)
+
+
+def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
+    """The trials of a document; SpecError with the faults of the matrix, or of the first trial that has some."""
+    plain = {key: value for key, value in mapping.items() if key not in KEYS}
+    matrix, parallel = mapping.get("matrix"), mapping.get("parallel")
+    if faults := [*_find_faults(matrix, plain), *_find_parallel(parallel)]:
+        raise SpecError(faults)
+    assert isinstance(matrix, Mapping)
+    trials = []
+    for number, values in enumerate(itertools.product(*matrix.values()), 1):
+        chosen = dict(zip(matrix, values, strict=True))
+        spec = parse_spec(_fill(plain, chosen, number))
+        trials.append(Trial(number=number, values=chosen, spec=spec))
+    first = trials[0].spec
+    return Sweep(
+        name=str(plain["name"]),
+        project=first.project,
+        parallel=int(parallel or len(trials)),
+        trials=tuple(trials),
+        document=dict(mapping),
+    )
+
+
+def _find_faults(matrix: object, plain: Mapping[str, Any]) -> Iterator[Fault]:
+    if not isinstance(matrix, Mapping) or not matrix:
+        message = "write fields with the values to try: {train.optimizer.lr: [0.0001, 0.0003]}"
+        yield Fault(path="matrix", message=message)
+        return
+    count = 1
+    for key, values in matrix.items():
+        if not isinstance(values, list) or not values:
+            yield Fault(path=f"matrix.{key}", message="write a list of values")
+            continue
+        count *= len(values)
+        if fault := _find_fault(str(key), values, matrix, plain):
+            yield Fault(path=f"matrix.{key}", message=fault)
+    if count > MOST_TRIALS:
+        yield Fault(path="matrix", message=f"gives {count:,} trials; at most {MOST_TRIALS:,} are one set")
+    name = plain.get("name")
+    if isinstance(name, str) and len(name) + len(str(count)) + 1 > 63:
+        yield Fault(path="name", message="is too long: the number of a trial is added to it")
+
+
+def _find_fault(key: str, values: list[Any], matrix: Mapping[str, Any], plain: Mapping[str, Any]) -> str | None:
+    """What is wrong with a key and its values."""
+    head = key.partition(".")[0]
+    if not all(_is_plain(value) for value in values):
+        return "a value is neither text nor a number; put it in quotes: '2026-01-01'"
+    if any(str(other).startswith(f"{key}.") for other in matrix):
+        return "another key is a part of it: one of the two would be lost"
+    if head in _FIXED:
+        return "is the same for the whole set"
+    if head in _FIELDS:
+        return None
+    if "." in key:
+        return f"{head} is no field of a spec"
+    if not _VARIABLE.fullmatch(key):
+        return "is neither a field of a spec nor a name of lower-case letters"
+    if any(value is None or isinstance(value, (list, dict)) for value in values):
+        return "stands in texts: write texts, numbers or true and false"
+    if not _uses(plain, key):
+        return f"is no field of a spec, and {{{key}}} stands neither in `command` nor in a value of `env`"
+    return None
+
+
+def _find_parallel(parallel: object) -> Iterator[Fault]:
+    stated = isinstance(parallel, int) and not isinstance(parallel, bool) and 1 <= parallel <= MOST_TRIALS
+    if parallel is not None and not stated:
+        yield Fault(path="parallel", message=f"write how many trials may be open at once, 1 to {MOST_TRIALS}")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value can be kept as JSON; YAML also has dates."""
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or (isinstance(value, (str, int, float)) and "\x00" not in str(value))
+
+
+def _uses(plain: Mapping[str, Any], name: str) -> bool:
+    command, env = plain.get("command"), plain.get("env")
+    words = [*(command if isinstance(command, list) else ()), *(env.values() if isinstance(env, Mapping) else ())]
+    return any(f"{{{name}}}" in str(word) for word in words)
+
+
+def _fill(plain: Mapping[str, Any], chosen: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The document of one trial."""
+    made: dict[str, Any] = copy.deepcopy(dict(plain))
+    variables = {key: value for key, value in chosen.items() if "." not in key and key not in _FIELDS}
+    for key, value in chosen.items():
+        if key not in variables:
+            _put(made, key, copy.deepcopy(value))
+    for key, value in variables.items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(made.get("command"), list):
+            made["command"] = [_replace(word, key, text) for word in made["command"]]
+        if isinstance(made.get("env"), dict):
+            made["env"] = {name: _replace(word, key, text) for name, word in made["env"].items()}
+    if isinstance(made.get("name"), str):
+        made["name"] = f"{made['name']}-{number}"
+    return made
+
+
+def _put(made: dict[str, Any], path: str, value: Any) -> None:
+    here: Any = made
+    *parents, last = path.split(".")
+    for name in parents:
+        here = here.setdefault(name, {}) if isinstance(here, dict) else None
+    if not isinstance(here, dict):
+        raise SpecError([Fault(path=f"matrix.{path}", message="goes through a value that has no fields")])
+    here[last] = value
+
+
+def _replace(word: Any, key: str, text: str) -> Any:
+    return word.replace(f"{{{key}}}", text) if isinstance(word, str) else word

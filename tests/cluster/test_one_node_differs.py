@@ -119,6 +119,7 @@ def judge(whole: Path, folder: Path, nodes: Mapping[str, Put]) -> tuple[ClusterH
     return health, [finding for result in cluster for finding in result.findings]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_node_differs(whole: Path, tmp_path: Path, case: Case) -> None:
     names = [f"n{number}" for number in range(case.nodes)]

@@ -73,6 +73,7 @@ def test_a_part_that_runs_for_long_shows_its_last_line(tmp_path: Path, monkeypat
     assert any(text.endswith(" s, waiting") for text in shown[1:-1])
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.spawns
 @pytest.mark.parametrize("at", NAMES)
 def test_a_suite_that_was_killed_goes_on_where_it_was(tmp_path: Path, at: str) -> None:
@@ -113,6 +114,7 @@ def test_another_suite_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         take(tmp_path, verdicts=("PASS", "PASS", "PASS"))
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.spawns
 @pytest.mark.parametrize("code", ["1", "3", "139"])
 def test_a_part_that_ends_otherwise_than_it_says_is_no_pass(tmp_path: Path, code: str) -> None:
@@ -121,6 +123,7 @@ def test_a_part_that_ends_otherwise_than_it_says_is_no_pass(tmp_path: Path, code
     assert document["parts"][1]["reason"] == f"it printed PASS, and then ended with {code}"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.spawns
 @pytest.mark.parametrize(
     "damage",
@@ -151,6 +154,7 @@ def test_a_damaged_result_is_not_taken_over(tmp_path: Path, damage: Any) -> None
     assert take(tmp_path, verdicts=verdicts)["overall"] == "FAIL"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.spawns
 @pytest.mark.parametrize("state", ["{}", '{"runs": 3}', "[]", "", None])
 def test_a_damaged_state_is_no_new_suite(tmp_path: Path, state: str | None) -> None:

@@ -113,6 +113,7 @@ def story(db: Database, home: Path, target: Scripted, *, kill_at: int | None) ->
     )
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(
     "polls",
     [

@@ -35,9 +35,10 @@ RECORD = ExitRecord(attempt="x", ok=False, ended_at="2025-03-01T12:00:00+00:00")
 class World:
     """A job, its target, a plane, and a clock that can be put forward."""
 
-    def __init__(self, db: Database, home: Path, *polls: Poll, **limits: Any) -> None:
+    def __init__(self, db: Database, home: Path, *polls: Poll, queue: Any = None, **limits: Any) -> None:
         self.db, self.target, self.late = db, Scripted(*polls), timedelta()
         mapping = {"name": "a", "target": "scripted", "command": ["true"], "limits": {"attempts": 2, **limits}}
+        mapping["queue"] = queue or {}
         self.id = submitting.submit(db, parse_spec(mapping), load=self.target.load).id
         self.plane = Context(
             db=db, home=home, load=self.target.load, token=take_over(db), rest_s=at_once,
@@ -72,6 +73,35 @@ class World:
     def news(self) -> list[str]:
         with self.db.read() as conn:
             return list(conn.execute(select(tables.outbox.c.topic).order_by(tables.outbox.c.id)).scalars())
+
+
+def test_a_job_that_waits_longer_than_it_may_is_taken_out_of_the_queue(db: Database, tmp_path: Path) -> None:
+    waiting = Poll(state=TargetState.WAITING, note="not admitted")
+    world = World(db, tmp_path, waiting, queue={"max_wait_s": 600})
+    world.walk(Stage.CHECKING)
+    asyncio.run(handle_stage(world.plane, world.job))
+    assert (world.job.message, world.target.made("cancel")) == ("not admitted", 0)
+    world.late = HOUR
+    for _ in range(2):
+        asyncio.run(handle_stage(world.plane, world.job))
+    assert world.target.made("cancel") == 1
+    (attempt,) = attempts.list_attempts(db, world.id)
+    assert (attempt.stop_reason, attempt.message) == (
+        Reason.TIMED_OUT,
+        "it waited longer than queue.max_wait_s of 600 s",
+    )
+
+
+def test_time_in_the_queue_is_that_before_the_first_start(db: Database, tmp_path: Path) -> None:
+    """A preempted job waits again: what it saved is not thrown away for that."""
+    polls = (RUNNING, RUNNING, Poll(state=TargetState.WAITING, note="preempted by Slurm"))
+    world = World(db, tmp_path, *polls, queue={"max_wait_s": 600}, stall_minutes=None)
+    world.walk(Stage.RUNNING)
+    world.late = HOUR
+    for _ in range(3):
+        asyncio.run(handle_stage(world.plane, world.job))
+    assert world.job.message == "it ran, and waits again: preempted by Slurm"
+    assert attempts.list_attempts(db, world.id)[0].stop_reason is None
 
 
 @pytest.mark.parametrize(("stage", "limit"), [(Stage.PLACING, HOUR / 12), (Stage.STAGING, HOUR)])

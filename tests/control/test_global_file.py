@@ -132,6 +132,7 @@ def test_a_timestamp_that_is_no_time_stays_where_it_was() -> None:
     assert event is not None and fault is None and event.extra == {"timestamp": "soon"}
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.spawns
 @pytest.mark.parametrize(
     ("script", "retry", "made", "reason"),

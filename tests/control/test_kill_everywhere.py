@@ -40,7 +40,7 @@ def test_a_run_comes_by_every_commit_and_every_effect(undisturbed: Told) -> None
     }  # fmt: skip
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.matrix(one_in=2, of="control planes killed again and again")
 @pytest.mark.timeout(600)  # half a minute on a quiet machine; 84 deaths and new lives
 @pytest.mark.parametrize(("kind", "planes"), [("sqlite", 1), ("postgresql", 2)])
 def test_control_planes_killed_everywhere_tell_the_same_as_undisturbed(
@@ -51,6 +51,7 @@ def test_control_planes_killed_everywhere_tell_the_same_as_undisturbed(
     assert told.deaths == len(told.places) >= 60
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_killed_once_at_a_place_drawn_by_lot(
     request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told, kind: str

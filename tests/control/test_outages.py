@@ -33,7 +33,7 @@ from trainmaster.store.rows import JobRow
 from .drill import workload
 from .driving import driven, wait
 
-pytestmark = [pytest.mark.alone, pytest.mark.both_databases]
+pytestmark = pytest.mark.both_databases
 
 OUTAGE_S = float(os.environ.get("TRAINMASTER_OUTAGE_S", "1.5"))
 ALL = workload.ITERATIONS * workload.EPOCHS
@@ -93,6 +93,7 @@ def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
     assert store.get(f"jobs/{job.id}/attempts/1/events.jsonl") == content
 
 
+@pytest.mark.alone  # the outage of 1.5 s must be noticed
 def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # The shared server of the tests may lose what it said was committed when it is cut off; a real one may not.
     db = open_database(postgres.create() + "?options=-csynchronous_commit%3Don")

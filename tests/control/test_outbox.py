@@ -7,8 +7,7 @@ import hashlib
 import os
 import re
 import signal
-import subprocess
-import sys
+import threading
 import time
 import uuid
 from collections import Counter
@@ -20,11 +19,12 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster.control import failpoints
 from trainmaster.control.notify import outbox, signing
 from trainmaster.control.notify.outbox import Pace
+from trainmaster.store import leases, webhooks
 from trainmaster.store import outbox as deliveries
-from trainmaster.store import webhooks
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from trainmaster.store.outbox import DeliveryRow
@@ -34,7 +34,6 @@ from .receiver import Got, Receiver, receiving
 pytestmark = pytest.mark.both_databases
 
 HOW = Path(__file__).parents[2] / "docs" / "how" / "notify.md"
-SOURCE = str(Path(__file__).parents[2] / "src")
 QUICK = Pace(tick_s=0.02, claim_s=20, webhook_s=10, first_rest_s=0.02)
 
 
@@ -218,30 +217,49 @@ import asyncio, sys
 from pathlib import Path
 from trainmaster.control.notify import outbox
 from trainmaster.store.migrate import open_database
-pace = outbox.Pace(tick_s=0.02, claim_s=1.0)
+pace = outbox.Pace(tick_s=0.02)
 asyncio.run(outbox.run(open_database(sys.argv[1]), Path(sys.argv[2]), stop=asyncio.Event(), pace=pace))
 """
 
 
-def test_killed_between_the_sending_and_the_mark(database_url: str, tmp_path: Path, receiver: Receiver) -> None:
+def expire_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the time of the claims pass. A claim of a second could end while its own dispatcher, slow, still sends."""
+    clock, passed = leases.clock, timedelta(seconds=2 * Pace().claim_s)
+    monkeypatch.setattr(leases, "clock", lambda conn: clock(conn) + passed)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_killed_between_the_sending_and_the_mark(
+    programs: ForkServer, database_url: str, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At least once: what was sent and not noted is sent again, and the receiver sees that it is the same."""
     db = open_database(database_url)
     hook(db, receiver.url)
     put(db, "once")
-    command = [sys.executable, "-c", DISPATCHER, database_url, str(tmp_path)]
-    child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": SOURCE})
+    started = threading.Event()
 
     def answer(_got: Got) -> int:
         if len(receiver.got) == 1:
+            started.wait()
             os.kill(child.pid, signal.SIGKILL)  # it has sent, and will never hear that it did
-            child.wait()
+            while is_running(child.pid):
+                time.sleep(0.01)
         return 200
 
     receiver.answer = answer
+    child = programs.start("-c", DISPATCHER, database_url, str(tmp_path), env=os.environ)
+    started.set()
     try:
         assert child.wait(timeout=120) == -signal.SIGKILL
         (row,) = rows(db)
         assert row.done_at is None and row.tries == 1
+        expire_claims(monkeypatch)
         dispatch(db, tmp_path, settled(db))
     finally:
         child.kill()
@@ -257,13 +275,16 @@ PLACES = [f"{what}: {when}" for what in ("commit spread", "commit claim", "call 
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_killed_at_every_commit_and_effect(place: str, tmp_path: Path, receiver: Receiver) -> None:
+def test_killed_at_every_commit_and_effect(
+    programs: ForkServer, place: str, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     db = open_database(tmp_path / "trainmaster.db")
     hook(db, receiver.url)
     put(db, "once")
-    command = [sys.executable, "-c", DISPATCHER, str(tmp_path / "trainmaster.db"), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": SOURCE, failpoints.KILL_AT_VARIABLE: f"{place} 1"}
-    assert subprocess.run(command, env=env, timeout=120, check=False).returncode == -signal.SIGKILL
+    env = {**os.environ, failpoints.KILL_AT_VARIABLE: f"{place} 1"}
+    killed = programs.run("-c", DISPATCHER, str(tmp_path / "trainmaster.db"), str(tmp_path), env=env)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    expire_claims(monkeypatch)
     dispatch(db, tmp_path, settled(db))
     (row,) = rows(db)
     assert row.done_at is not None and row.status == 204

@@ -173,6 +173,7 @@ def test_unknown_is_not_failed(db: Database, tmp_path: Path) -> None:
     assert stages(db, job).count(Stage.RUNNING) == 1
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("stage", ["submit", "poll", "read", "release"])
 @pytest.mark.parametrize("wrong", [Unreachable("down"), RuntimeError("a bug"), OSError(28, "disk")])
 def test_a_call_that_raises_is_told_and_tried_again(db: Database, tmp_path: Path, stage: str, wrong: Exception) -> None:
@@ -250,6 +251,7 @@ def test_a_fault_of_the_operator_ends_a_job_that_never_began_at_once(db: Databas
     assert (job.status, job.attempts, job.message) == (Status.FAILED, 1, "no SSH key")
 
 
+@pytest.mark.matrix(one_in=2)
 # Provisioning and connecting belong to targets that make machines; local has none.
 @pytest.mark.parametrize("stage", [stage for stage in Stage if stage not in (Stage.PROVISIONING, Stage.CONNECTING)])
 def test_cancel_in_every_stage_ends_cancelled_and_holds_nothing(db: Database, tmp_path: Path, stage: Stage) -> None:
@@ -268,6 +270,7 @@ def test_cancel_in_every_stage_ends_cancelled_and_holds_nothing(db: Database, tm
         submitting.cancel(db, job.id)
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("call", ["submit", "poll", "read", "cancel", "release"])
 def test_cancel_during_a_call_is_not_lost(db: Database, tmp_path: Path, call: str) -> None:
     target = Scripted(RUNNING, RUNNING, LOST if call == "release" else RUNNING)

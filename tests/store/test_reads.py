@@ -11,8 +11,9 @@ from sqlalchemy import Connection, event, insert
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import attempts, events, jobs, tables
+from trainmaster.store import attempts, events, jobs, nodes, tables
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import search
 
 from .rows import AT, JOB, LINES, a_job_with_everything
 
@@ -126,6 +127,31 @@ def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
     assert sum("ix_events_faults" in plan for plan in plans) == 1
     assert len(plans) >= 10
     assert [plan for plan in plans if "B-TREE" in plan or ("SCAN" in plan and "INDEX" not in plan)] == []
+
+
+def test_nodes_and_gpus_are_found_without_reading_every_check(sqlite_db: Database) -> None:
+    a_job_with_everything(sqlite_db)
+    plans: list[str] = []
+
+    def explain(conn: Connection, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
+        if statement.lstrip().startswith(("SELECT", "WITH")):
+            cursor = conn.connection.cursor()
+            cursor.execute("EXPLAIN QUERY PLAN " + statement, parameters)
+            plans.extend(row[3] for row in cursor.fetchall() if "check_results" in row[3])
+
+    event.listen(sqlite_db.engine, "before_cursor_execute", explain)
+    with sqlite_db.read() as conn:
+        nodes.list_newest_checks(conn)
+        nodes.list_node_checks(conn, "node-17")
+        nodes.list_gpu_checks(conn, "1652000000001")
+    search.find_nodes(sqlite_db, "node", project=None, limit=20)
+    search.find_devices(sqlite_db, "1652000000001", project=None, limit=20)
+    nodes.list_nodes(sqlite_db)
+    event.remove(sqlite_db.engine, "before_cursor_execute", explain)
+    # Of a search by name two: the first name, and the next one behind each.
+    assert sum("COVERING INDEX ix_check_results_node_attempt_id" in plan for plan in plans) == 5
+    assert sum("ix_check_results_telling" in plan for plan in plans) == 2
+    assert [plan for plan in plans if "SCAN" in plan and "INDEX" not in plan] == []
 
 
 def _many_jobs(db: Database, count: int) -> None:

@@ -63,6 +63,7 @@ def submitter(submission: targets.Submission) -> list[str]:
     return [sys.executable, "-c", SUBMITTER, words]
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("file", ["plan.json", "agent.log", "agent.lock", "exit.json.tmp", "events.jsonl"])
 def test_killed_anywhere_on_the_way_and_submitted_again_it_starts_once(
     place: Any, run: Any, end: Any, file: str
@@ -213,6 +214,7 @@ _TAMPERED = {
 }
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("how", _TAMPERED)
 def test_what_a_job_does_to_its_plan_leaves_nothing_running(place: Any, run: Any, printed: Any, how: str) -> None:
     """Its agent killed, its plan gone or another one: release goes by the handle."""

@@ -93,11 +93,14 @@ def test_it_is_in_the_table_of_the_docs() -> None:
 def test_the_contract_tests_run_over_it(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = runpy.run_path(str(Path(__file__).with_name("test_traits.py")))
     marked = [test.pytestmark[0].args for name, test in tests.items() if hasattr(test, "pytestmark")]
-    assert len(marked) == 5 and all("toy" in values for _, values in marked)
+    assert len(marked) == 7 and all("toy" in values for _, values in marked)
     traits_contract.hold_statement("toy")
     traits_contract.hold_api("toy", db, traits_contract.open_api(db, tmp_path), tmp_path)
     traits_contract.hold_refusals("toy")
     traits_contract.hold_absolute("toy", tmp_path, monkeypatch)
+    for field in tests["QUEUE"]:  # it states nothing of `queue:`, so all of it is refused
+        tests["test_each_field_of_the_queue_is_mapped_or_refused"]("toy", field, tmp_path)
+    tests["test_spares_are_kept_or_refused"]("toy")
 
 
 def test_a_job_there_costs_nothing_and_its_price_is_unknown(db: Database) -> None:

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import uuid
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from starlette.testclient import TestClient
 
 import traits_contract
 from client.served import serve
 from trainmaster import targets
-from trainmaster.core.errors import UsageError
+from trainmaster.control.submit import submit
+from trainmaster.core.config.queue import Queue
+from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.roles import Role
+from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.targets import Placement
+from trainmaster.targets._queueing import OWN_QUEUE
 from trainmaster.web.app import create_app
 from web.furnished import issue
 
@@ -81,6 +89,73 @@ def test_a_verb_that_it_lacks_is_refused_with_another_way(target: str) -> None:
     traits_contract.hold_refusals(target)
 
 
+QUEUE = {"name": "team-a", "priority": "high", "preemptible": True, "max_wait_s": 60.0}
+# Engines that queue by themselves, with settings under which they do every field of `queue:`.
+ENGINES: dict[str, dict[str, object]] = {
+    "slurm": {"folder": "/shared", "priorities": {"high": "--nice=-100"}},
+    "kubernetes": {"image": "i", "queue": "all", "folder": "/fsx", "volumes": [{"mount": "/fsx", "claim": "c"}]},
+    "hyperpod": {"image": "i", "queue": "all", "folder": "/fsx", "volumes": [{"mount": "/fsx", "claim": "c"}]},
+}
+
+
+@pytest.mark.parametrize("field", QUEUE)
+@every_target
+def test_each_field_of_the_queue_is_mapped_or_refused(target: str, field: str, tmp_path: Path) -> None:
+    assert set(QUEUE) == {item.name for item in fields(Queue)}, "a new field of `queue:` belongs here"
+    stated, spec = targets.traits(target), spec_of(queue={field: QUEUE[field]})
+    if field not in stated.queue:
+        with pytest.raises(SpecError) as refused:
+            targets.refuse_queue(target, spec)
+        (fault,) = refused.value.faults
+        assert fault.path == f"queue.{field}" and target in fault.message
+        assert all(f"`{name}`" in fault.message for name in stated.queue), "what it can do instead"
+        return
+    targets.refuse_queue(target, spec)
+    (line,) = targets.describe_queue(stated, spec.queue)
+    assert line.startswith(f"{field} ") and line.endswith(stated.queue[field])
+    if stated.queue is OWN_QUEUE or field == "max_wait_s":
+        return  # kept by the control plane: tests/control
+    assert target in ENGINES, "settings under which the engine does it belong above"
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(ENGINES[target]))
+    word = f"{target}:{tmp_path / 'file.yaml'}"
+    mapped, plain = (engine_text(word, one) for one in (spec, spec_of()))
+    assert mapped != plain or (target, field) == ("hyperpod", "preemptible")  # its operator restarts pods anyway
+
+
+@every_target
+def test_spares_are_kept_or_refused(target: str) -> None:
+    stated = targets.traits(target)
+    assert stated.spares or stated.no_spares, "what becomes of them, or why there are none"
+    train = {"steps": 8, "batch_sequences": 8}
+    spec = parse_spec({"name": "a", "train": train, "resources": {"nodes": 2, "spares": 1}})
+    if stated.spares:
+        targets.refuse_queue(target, spec)
+        return
+    with pytest.raises(SpecError) as refused:
+        targets.refuse_queue(target, spec)
+    (fault,) = refused.value.faults
+    assert fault.path == "resources.spares" and target in fault.message and stated.no_spares in fault.message
+
+
+def spec_of(**more: object) -> JobSpec:
+    return parse_spec({"name": "a", "command": ["true"], **more})
+
+
+def engine_text(word: str, spec: JobSpec) -> str:
+    """What the engine gets, without the plan for the agent, which repeats the spec."""
+    placement = Placement(attempt=f"{uuid.UUID(int=1)}.1", spec=spec, job_folder=Path("/home/jobs/a"))
+    made = targets.load(word).plan(placement)
+    (text,) = (text for name, text in made.files.items() if not name.endswith("plan.json"))
+    return text.rpartition("---\n")[2] + str(made.handle.get("restarts"))
+
+
+def test_a_field_that_a_target_cannot_do_is_refused_before_there_is_a_row(db: Database) -> None:
+    for queue in ({"name": "team-a"}, {"priority": "later"}):
+        with pytest.raises(SpecError, match="queue"):
+            submit(db, spec_of(queue=queue))
+    assert submit(db, spec_of(queue={"priority": "low"})).spec.queue.priority == "low"
+
+
 def test_a_user_makes_the_server_call_aws_by_no_settings_file(db: Database, tmp_path: Path) -> None:
     """As it was possible while `sagemaker` was missing from a list of targets whose option is a file."""
     file = tmp_path / "account.yaml"
@@ -118,9 +193,9 @@ def test_unknown_words() -> None:
 
 
 def test_the_table_in_the_docs_is_what_the_targets_state() -> None:
-    assert load_tool().render() in (ROOT / "docs" / "how" / "targets.md").read_text(), (
-        "docs/how/targets.md is old; run tools/write_target_table.py"
-    )
+    page = (ROOT / "docs" / "how" / "targets.md").read_text()
+    for table in (load_tool().render(), load_tool().render_queue()):
+        assert table in page, "docs/how/targets.md is old; run tools/write_target_table.py"
 
 
 def load_tool() -> ModuleType:

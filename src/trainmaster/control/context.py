@@ -15,6 +15,7 @@ from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
 from trainmaster.core.states import Reason
+from trainmaster.queueing.state import Assigned, Kind, Rules
 from trainmaster.storage import Store
 from trainmaster.store import leases
 from trainmaster.store.database import Connection, Database, describe_error, is_unavailable
@@ -77,6 +78,12 @@ class Context:
     deadlines: Deadlines = field(default_factory=Deadlines)
     now: Callable[[], datetime] = _utc_now
     unsent: set[str] = field(default_factory=set)  # attempts placed here and not submitted by anybody yet
+    # Kinds of devices that our own queue gives out at each place that was asked, and what it gave to queued jobs
+    # (dispatch.py). None: there is no queue, and every job starts at once.
+    kinds: dict[str, frozenset[Kind]] | None = None
+    drained: set[str] = field(default_factory=set)  # places of that queue where nothing starts
+    bookings: dict[str, tuple[int, Assigned]] = field(default_factory=dict)  # job → number of the attempt, devices
+    rules: Rules = field(default_factory=Rules)  # of that queue
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
         """Ask or tell a target, for so long as it may take."""

@@ -115,7 +115,7 @@ class Deadlines:
     def overdue(self, job: JobRow, attempt: AttemptRow, now: datetime) -> StopRequest | None:
         """Why an attempt that was asked just now and goes on should not."""
         if attempt.started_at is None:
-            return None  # it waits for its node; that costs nothing here
+            return self._waits_too_long(job, attempt, now)
         lasted_s = self.elapsed_s(attempt.started_at, now)
         timeout_s, checking_s = job.spec.limits.timeout_s, self.checking_s[job.spec.preflight.level]
         if timeout_s is not None and lasted_s > timeout_s + self.stop_margin_s:
@@ -124,6 +124,14 @@ class Deadlines:
             text = f"the checks did not come to an end within {checking_s:g} s"
             return StopRequest(reason=Reason.CHECK_INCOMPLETE, since=now, text=text)
         return None
+
+    def _waits_too_long(self, job: JobRow, attempt: AttemptRow, now: datetime) -> StopRequest | None:
+        """Waiting for a node costs nothing here: it ends only where the spec says so."""
+        longest_s = job.spec.queue.max_wait_s
+        if longest_s is None or self.elapsed_s(attempt.created_at, now) <= longest_s:
+            return None
+        text = f"it waited longer than queue.max_wait_s of {longest_s:g} s"
+        return StopRequest(reason=Reason.TIMED_OUT, since=now, text=text)
 
     def must_force(self, job: JobRow, request: StopRequest, now: datetime) -> bool:
         """Whether an attempt that was asked to stop had all its time."""

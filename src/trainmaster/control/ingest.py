@@ -21,13 +21,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import tzinfo
 
 from trainmaster.control import failpoints
-from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import events
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow
+from trainmaster.store.transaction_size import TransactionSize
 
 CHUNK = 1 << 20  # bytes per read of a target
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes

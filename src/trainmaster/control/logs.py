@@ -21,7 +21,7 @@ from trainmaster.targets import Target
 # The plan is not among them: it holds the environment as it was given, and people put secrets there all the same.
 _NODE = r"(?:\.node-[1-9][0-9]{0,4})?"  # of the second and later nodes (core/plan.py)
 _OWN = "|".join(name.replace(".", rf"{_NODE}\.") for name in (EVENTS_FILE, AGENT_LOG, EXIT_FILE))
-STREAM = rf"(?:{_OWN}|rank-[0-9]{{1,6}}\.log)"
+STREAM = rf"(?:{_OWN}|rank-[0-9]{{1,6}}{_NODE}\.log)"
 _TIMEOUT_S = 20.0  # a person waits
 _READERS = ThreadPoolExecutor(8, thread_name_prefix="kept")
 

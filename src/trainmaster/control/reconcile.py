@@ -26,11 +26,13 @@ from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after, log_failure
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Liveness, find_dead
+from trainmaster.control.queueing import dispatch, sets
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.tail import Tail
 from trainmaster.control.transitions import end_overdue
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.queueing.state import Rules
 from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs, leases
 from trainmaster.store.database import Database, describe_error, is_unavailable
@@ -63,6 +65,7 @@ async def run(
     deadlines: Deadlines | None = None,
     leads: asyncio.Event | None = None,
     begins: str | None = None,
+    rules: Rules | None = None,
 ) -> None:
     """Reconcile until `stop` is set. `leads` is set once the first tick is done.
 
@@ -78,12 +81,13 @@ async def run(
         db=db, home=home, load=load, timeouts_s=timeouts_s, token=liveness.token, rest_s=rest_s,
         storage=storage if storage is not None else open_store(home / STORAGE_FOLDER),
         deadlines=replace(deadlines if deadlines is not None else Deadlines(), elapsed_s=clock.elapsed_s),
-        now=clock.now,
+        now=clock.now, kinds={}, rules=rules if rules is not None else Rules(),
     )  # fmt: skip
     log.info("reconciling %s", home)
     sweeping = [
         asyncio.create_task(_sweep(context), name="sweep"),
         asyncio.create_task(_sweep_rented(context), name="sweep rented"),
+        asyncio.create_task(_advance_sets(context, tick_s), name="sets"),
     ]
     try:
         await _loop(context, liveness, stop=stop, tick_s=tick_s, leads=leads, begins=begins)
@@ -110,6 +114,7 @@ async def _loop(
     begun: dict[str, float] = {}  # when work on a job really began, behind those before it
     slots = asyncio.Semaphore(_AT_ONCE)
     tail = Tail(context, tick_s=tick_s)
+    dispatcher = dispatch.Dispatcher(context)
     renewed = -leases.LENGTH_S
 
     def work(job_id: str) -> Coroutine[Any, Any, None]:
@@ -132,8 +137,9 @@ async def _loop(
             except Exception as error:  # a full disk or a database that restarts must not end the loop
                 log_failure(log, "the open jobs could not be read; trying again at the next tick", error)
             await _interrupt(context, liveness, working, begun)
+            waiting = await dispatcher.decide() if due else frozenset()
             for job_id in due:
-                if job_id not in working:
+                if job_id not in working and job_id not in waiting:
                     working[job_id] = asyncio.create_task(work(job_id), name=f"job {job_id}")
             rows = [row for row in tail.choose(running) if row.job_id not in working]
             slices = [rows[first : first + _SLICE] for first in range(0, len(rows), _SLICE)] or [[]]
@@ -149,6 +155,7 @@ async def _loop(
         for task in working.values():
             task.cancel()
         await asyncio.gather(*working.values(), return_exceptions=True)
+        await dispatcher.close()
         await tail.close()
 
 
@@ -203,6 +210,16 @@ async def _sweep_rented(context: Context) -> None:
         except Exception as error:
             log_failure(log, "rented machines could not be swept; trying again later", error)
         await asyncio.sleep(rest_s)
+
+
+async def _advance_sets(context: Context, tick_s: float) -> None:
+    """Begin the next trials of sets. Never raises."""
+    while True:
+        try:
+            await asyncio.to_thread(sets.advance, context.db, load=context.load)
+        except Exception as error:
+            log_failure(log, "sets of runs could not be advanced; trying again later", error)
+        await asyncio.sleep(tick_s)
 
 
 def _drop(db: Database, token: str) -> None:

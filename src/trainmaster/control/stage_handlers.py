@@ -4,7 +4,7 @@ Each step is told what the rows say, asks or tells the target, and then writes i
 only if the job is still where it was seen. No target call is made inside a transaction. A step may be cut off at any
 point and taken again: the rows say what was meant before the target is told, and every target call may be repeated.
 
-    queued      plan; commit the attempt with the handle it will have        (the intent)
+    queued      wait for devices (dispatch.py); plan; commit the attempt with the handle it will have   (the intent)
     placing     nothing was started yet, for certain
     provisioning, connecting   machines are rented, boot, and are logged in to (rented.py)
     staging     keep the project file; submit, or find it submitted
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.inputs import find_pulls
 from trainmaster.control.node_events import ingest_nodes
 from trainmaster.control.notify.job_news import put_job_news
+from trainmaster.control.queueing import dispatch
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
 from trainmaster.core.errors import (
     DiskFull,
@@ -49,9 +51,20 @@ from trainmaster.core.errors import (
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import attempts, costs, events, jobs
+from trainmaster.store.capacity import devices, machines
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.targets import FetchesInputs, Handle, Places, Poll, Rents, Target
+from trainmaster.targets import (
+    FetchesInputs,
+    Handle,
+    ListsDevices,
+    Places,
+    Poll,
+    Rents,
+    Target,
+    find_place,
+    find_traits,
+)
 
 _SALVAGE_TRIES = 3  # of reading what an attempt left on rented machines, before they are returned anyway
 
@@ -69,7 +82,9 @@ async def handle_stage(context: Context, job: JobRow) -> bool:
 async def _queue(context: Context, job: JobRow) -> bool:
     if job.cancel_requested:
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, "")
-    number = job.attempts + 1
+    if not dispatch.may_start(context, job):
+        return await _leave_queue(context, job)
+    number, assigned = job.attempts + 1, dispatch.take_booking(context, job)
     try:
         planned = context.plan(job, number)
     except (TargetError, UsageError) as refused:
@@ -77,18 +92,42 @@ async def _queue(context: Context, job: JobRow) -> bool:
             raise
         # Planning asks nobody: what it refuses now it will refuse for ever.
         return await end_job(context, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
-    price = budget.price_of(job.spec, planned.handle)
+    handle = {**planned.handle, "devices": assigned} if assigned else planned.handle
+    price = budget.price_of(job.spec, handle)
     if spent := await asyncio.to_thread(budget.refuse_start, context.db, job, price=price, now=context.now()):
         return await end_job(context, job, Status.FAILED, Reason.OVER_BUDGET, spent)
 
     def change(conn: Connection) -> bool:
         if not move(conn, context, job, Stage.PLACING):
             return False
-        attempt = attempts.insert_attempt(conn, job.id, number, handle=planned.handle, at=context.now())
+        attempt = attempts.insert_attempt(conn, job.id, number, handle=handle, at=context.now())
         costs.set_price(conn, attempt, price)
+        if assigned:
+            devices.book(conn, find_place(job.target), attempt, assigned, at=context.now())
+        elif _is_drained_here(conn, job.target):
+            raise devices.DeviceTaken(f"{socket.gethostname()} is drained")
         return True
 
-    return await context.apply(job.id, change, what="intent")
+    try:
+        return await context.apply(job.id, change, what="intent")
+    except devices.DeviceTaken:
+        return False  # another server was first: nothing was written, and the next pass decides again
+
+
+async def _leave_queue(context: Context, job: JobRow) -> bool:
+    """End a job that waited for devices longer than its spec allows."""
+    longest_s, since = job.spec.queue.max_wait_s, job.stage_since or job.created_at
+    if longest_s is None or context.deadlines.elapsed_s(since, context.now()) <= longest_s:
+        return False
+    text = f"it waited longer than queue.max_wait_s of {longest_s:g} s: {job.message}".removesuffix(": ")
+    return await end_job(context, job, Status.FAILED, Reason.TIMED_OUT, text)
+
+
+def _is_drained_here(conn: Connection, word: str) -> bool:
+    """Whether a target's jobs run on this machine, and it is drained."""
+    stated = find_traits(word)
+    here = stated is not None and stated.here
+    return here and machines.is_drained(conn, find_place(word), socket.gethostname())
 
 
 async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
@@ -99,6 +138,9 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         return await context.apply(job.id, lambda conn: move(conn, context, job, Stage.PROVISIONING), what="placed")
     if isinstance(target, Places):
         planned = replace(context.plan(job, attempt.number), handle=handle)
+        if isinstance(target, ListsDevices) and "devices" not in handle:
+            closed = await asyncio.to_thread(machines.list_machines, context.db, place=find_place(job.target))
+            planned = replace(planned, avoid={row.machine: machines.explain(row) for row in closed})
         try:
             handle = await context.call("place", target.place(planned))
         except (Unreachable, NoCapacity):
@@ -180,6 +222,8 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     if not go and not request and await _note_overdue_or_stalled(context, job, attempt):
         return True
     note = request.text if request else _silence(job) or poll.note
+    if waits and attempt.started_at is not None and not request:
+        note = f"it ran, and waits again: {note}"
 
     def change(conn: Connection) -> bool:
         attempts.record_poll(conn, attempt.id, poll.state, at=context.now())

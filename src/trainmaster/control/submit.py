@@ -10,11 +10,12 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.control import budget, inputs, known_targets, workdir
+from trainmaster.control.queueing import dispatch
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
-from trainmaster.store.database import Database
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Rents, Target
 
@@ -27,30 +28,22 @@ def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targe
 
 
 def submit_once(
-    db: Database, spec: JobSpec, *, key: str | None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
+    db: Database,
+    spec: JobSpec,
+    *,
+    key: str | None,
+    load: Callable[[str], Target] = targets.load,
+    by: str = LOCAL,
+    within: Callable[[Connection, str], None] | None = None,
 ) -> tuple[JobRow, bool]:
     """The job that stands for this submission, and whether it is new.
 
     The same key with the same spec gives the same job, however often it is sent; with another spec it is KeyTaken.
     OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
-    would go on with checkpoints that another job still writes.
+    would go on with checkpoints that another job still writes. `within` writes what belongs to the new job, in the same
+    transaction; where it raises, there is no job.
     """
-    with db.read() as conn:
-        word = known_targets.find_word(conn, spec)
-    spec = _find_first(db, spec, word)
-    # Here and not in the spec itself: rows of earlier days must stay readable.
-    if faults := [*find_in_spec(spec), *_find_tilde(spec)]:
-        raise SpecError(faults)
-    workdir.check_known(db, spec.project, spec.workdir)
-    job_id = str(uuid.uuid4())
-    # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
-    target = load(word)
-    inputs.refuse_unserved(spec, target)
-    planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
-    price = budget.price_of(spec, planned.handle)
-    if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):
-        message = f"the price of {spec.target} is not known, so this cap cannot be held; state resources.price_per_hour"
-        raise SpecError([Fault(path="limits.max_cost", message=message)])
+    spec, word, job_id, price = check(db, spec, load=load)
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
@@ -64,7 +57,33 @@ def submit_once(
             if spec.allow:
                 detail["allow"] = spec.allow
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
+            if within is not None:
+                within(conn, job_id)
     return _known(db, job_id), new
+
+
+def check(
+    db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load
+) -> tuple[JobSpec, str, str, float | None]:
+    """The spec as it would be stored, what its target stands for, an id and the price; errors as of `submit_once`."""
+    with db.read() as conn:
+        word = known_targets.find_word(conn, spec)
+    spec = _find_first(db, spec, word)
+    # Here and not in the spec itself: rows of earlier days must stay readable.
+    if faults := [*find_in_spec(spec), *_find_tilde(spec), *dispatch.find_faults(db, word, spec)]:
+        raise SpecError(faults)
+    workdir.check_known(db, spec.project, spec.workdir)
+    job_id = str(uuid.uuid4())
+    # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
+    target = load(word)
+    targets.refuse_queue(word, spec)
+    inputs.refuse_unserved(spec, target)
+    planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
+    price = budget.price_of(spec, planned.handle)
+    if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):
+        message = f"the price of {spec.target} is not known, so this cap cannot be held; state resources.price_per_hour"
+        raise SpecError([Fault(path="limits.max_cost", message=message)])
+    return spec, word, job_id, price
 
 
 def resume(

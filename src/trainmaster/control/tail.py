@@ -20,7 +20,6 @@ from trainmaster.control import failpoints
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
 from trainmaster.control.node_events import ingest_nodes
-from trainmaster.control.transaction_size import TransactionSize
 from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
@@ -30,6 +29,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.store.transaction_size import TransactionSize
 from trainmaster.targets import Handle, HasNodes, Target
 
 _MOST_BYTES = 64 << 10  # of one visit; more is a backlog and the stage handler's work

@@ -6,7 +6,7 @@ Every change here goes through `Plane.apply`, and through the two doors of store
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import find_stop_request
@@ -14,6 +14,7 @@ from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import NoCapacity, StorageError, TargetError, Unreachable, UsageError
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import attempts, events, jobs
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Poll, Rents, Target, find_traits
@@ -83,11 +84,14 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
     if may_retry is None:
         may_retry = reason.rule.retry or (reason.rule.by_progress and await _goes_on_saving(context, job))
     unsent = await _count_unsent(context, job)
-    free = min(unsent, UNSENT) + await count_rerolls(context, job)
+    preempted = await asyncio.to_thread(queue.count_preempted, context.db, job.id)
+    free = min(unsent, UNSENT) + await count_rerolls(context, job) + preempted
     if not may_retry or unsent == job.attempts or job.attempts - free >= job.spec.limits.attempts:
         return await end_job(context, job, Status.FAILED, reason, message)
     again = f"attempt {attempt.number} ended: {message}"
-    until = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))
+    until: datetime | None = context.now() + timedelta(seconds=context.rest_s(reason, attempt.number))
+    if reason is Reason.PREEMPTED and attempt.stop_reason is reason:
+        until = None  # our own queue stopped it, and knows when there is room again
 
     def change(conn: Connection) -> bool:
         at = context.now()

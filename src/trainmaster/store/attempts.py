@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,8 +11,9 @@ from sqlalchemy import Connection, RowMapping, bindparam, case, func, insert, li
 
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.schema import build, to_plain
-from trainmaster.core.states import Reason, TargetState
+from trainmaster.core.states import Reason, Stage, TargetState
 from trainmaster.store import tables as t
+from trainmaster.store.capacity import devices
 from trainmaster.store.columns import UtcTime, word
 from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow
@@ -64,6 +65,15 @@ def request_stop(conn: Connection, attempt: str, *, reason: Reason, message: str
     return conn.execute(row.values(stop_reason=reason.value, stop_at=at, message=text)).rowcount == 1
 
 
+def preempt(conn: Connection, job_id: str, *, message: str, at: datetime) -> bool:
+    """Request that the running attempt of a job saves and stops for another job; False if it is to stop anyway."""
+    running = (t.jobs.c.id == job_id) & (t.jobs.c.stage == Stage.RUNNING.value)
+    number = conn.execute(select(t.jobs.c.attempts).where(running)).scalar_one_or_none()
+    if number is None:
+        return False
+    return request_stop(conn, f"{job_id}.{number}", reason=Reason.PREEMPTED, message=message, at=at)
+
+
 def end_attempt(
     conn: Connection,
     attempt: str,
@@ -92,6 +102,7 @@ def mark_released(conn: Connection, attempt: str, *, at: datetime) -> None:
     """Everything the attempt held was given back; the first time counts, because until then it cost."""
     first = func.coalesce(t.attempts.c.released_at, literal(at, UtcTime()))
     conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(released_at=first))
+    devices.give_back(conn, attempt)
 
 
 def note_attempt(conn: Connection, attempt: str, message: str) -> None:
@@ -106,6 +117,16 @@ def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
     """The attempts of a job, in their order."""
     with db.read() as conn:
         return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
+
+
+def list_machines(db: Database, job_ids: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """By job: the machines of its newest attempt, where its target names them."""
+    a, j = t.attempts.c, t.jobs.c
+    query = select(j.id, a.handle).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
+    with db.read() as conn:
+        rows = conn.execute(query.where(j.id.in_(job_ids))).all()
+    named = {job: handle.get("nodes") for job, handle in rows if isinstance(handle, Mapping)}
+    return {job: tuple(map(str, nodes)) for job, nodes in named.items() if isinstance(nodes, list)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,34 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, literal, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    and_,
+    case,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
-from trainmaster.store.columns import UtcTime, upsert
+from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
 _AT_ONCE = 500  # ids in one query
+_ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
+_INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST = _JOBS.spec["resume_from"].as_string()
+_STATED = _JOBS.spec["resources"]["price_per_hour"].as_string()
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 _END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -42,6 +58,10 @@ class Charge:
     @property
     def is_open(self) -> bool:
         return any(span.end is None for span in self.spans)
+
+    def touches(self, window: Window, *, now: datetime) -> bool:
+        """Whether any part of it lies in a window."""
+        return any(span.seconds(now=now, window=window) > 0 for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,27 +128,49 @@ def list_charges(
 
 def spent(conn: Connection, project: str, *, now: datetime, window: Window | None = None) -> Amount:
     """What a project has spent, in all or in a window."""
-    return spent_by_project(conn, project=project, now=now, window=window).get(project, Amount())
+    return spent_by_project(conn, project=project, now=now, windows=[window])[0].get(project, Amount())
+
+
+def spent_of_budgets(conn: Connection, rows: Sequence[BudgetRow], *, now: datetime) -> dict[int, Amount]:
+    """By id: what was spent of each of these budgets in its present period."""
+    windows = list(dict.fromkeys(row.window(now) for row in rows))
+    sums = dict(zip(windows, spent_by_project(conn, now=now, windows=windows) if rows else (), strict=True))
+    return {row.id: sums[row.window(now)].get(row.project, Amount()) for row in rows}
 
 
 def spent_by_project(
-    conn: Connection, *, project: str | None = None, now: datetime, window: Window | None = None
-) -> dict[str, Amount]:
-    """What each project has spent, or this one; those that were never charged for are not named."""
-    spent = sum_closed(conn, project=project, window=window)
-    for charge in list_charges(conn, project=project, window=window, closed=False):
-        spent[charge.project] = spent.get(charge.project, Amount()) + add_up(charge.spans, now=now, window=window)
-    return spent
+    conn: Connection, *, project: str | None = None, now: datetime, windows: Sequence[Window | None]
+) -> list[dict[str, Amount]]:
+    """For each window (None: in all), what each project has spent, or this one; without those never charged for."""
+    charges = list_charges(conn, project=project, closed=False)
+    sums: list[dict[str, Amount]] = []
+    closed = _sum_closed(conn, (_JOBS.project,), project=project, windows=windows)
+    for window, rows in zip(windows, closed, strict=True):
+        spent = {row[0]: Amount(known_cents=row[1], unknown=row[2]) for row in rows}
+        for charge in charges:
+            if window is None or charge.touches(window, now=now):
+                spent[charge.project] = spent.get(charge.project, Amount()) + add_up(
+                    charge.spans, now=now, window=window
+                )
+        sums.append(spent)
+    return sums
 
 
-def list_unpriced(conn: Connection, *, free: Collection[str], project: str | None = None) -> set[str]:
-    """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts."""
-    stated = _JOBS.spec["resources"]["price_per_hour"].as_string()
-    words = [_JOBS.target.startswith(f"{name}:", autoescape=True) for name in free]
+def list_unpriced(
+    conn: Connection, *, free: Collection[str], project: str | None = None, jobs: Collection[str] = ()
+) -> set[str]:
+    """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts. Of these jobs, or all."""
+    wanted = [_JOBS.project == project] if project is not None else []
+    wanted += [_JOBS.id.in_(sorted(jobs))] if jobs else []
+    return set(conn.execute(select(_JOBS.id).where(*wanted, _on(free), _STATED.is_(None))).scalars())
+
+
+def _on(targets: Collection[str]) -> ColumnElement[bool]:
+    """Whether a job is on one of these targets."""
+    words = [_JOBS.target.startswith(f"{name}:", autoescape=True) for name in targets]
     # With an account before it. What stands behind a colon is an option and no name.
-    words += [and_(_JOBS.target.like(f"%@{name}"), _JOBS.target.not_like("%:%")) for name in free]
-    query = select(_JOBS.id).where(or_(_JOBS.target.in_(free), *words), stated.is_(None))
-    return set(conn.execute(query.where(_JOBS.project == project) if project is not None else query).scalars())
+    words += [and_(_JOBS.target.like(f"%@{name}"), _JOBS.target.not_like("%:%")) for name in targets]
+    return or_(_JOBS.target.in_(targets), *words)
 
 
 def sum_closed(conn: Connection, *, project: str | None = None, window: Window | None = None) -> dict[str, Amount]:
@@ -137,25 +179,124 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
     Summed by the database: of a service that is not new they are nearly all attempts, and none of them changes any
     more. The rest is what `list_charges(closed=False)` gives.
     """
-    start: ColumnElement[Any] = _ATTEMPTS.created_at
-    end: ColumnElement[Any] = _END
+    rows = _sum_closed(conn, (_JOBS.project,), project=project, windows=[window])[0]
+    return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, _ in rows}
+
+
+def sum_jobs(
+    conn: Connection, *, project: str | None = None, windows: Sequence[Window | None]
+) -> list[dict[str, tuple[str, Amount]]]:
+    """For each window (None: in all), by job: its project, and the same of its attempts."""
+    sums = _sum_closed(conn, (_JOBS.id, _JOBS.project), project=project, windows=windows)
+    return [{row[0]: (row[1], Amount(known_cents=row[2], unknown=row[3])) for row in rows} for rows in sums]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSum:
+    """What the jobs of one project, person and target have cost."""
+
+    project: str
+    person: str | None  # name of the token; None: the command line on the home folder
+    target: str
+    amount: Amount
+    attempts: int
+
+
+def sum_groups(
+    conn: Connection, going: Sequence[Charge], *, project: str | None = None, free: Collection[str] = (),
+    now: datetime, windows: Sequence[Window | None],
+) -> list[list[GroupSum]]:  # fmt: skip
+    """For each window (None: in all), costs by project, person and target.
+
+    `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows.
+    `free`: targets whose price of 0 is a default: an attempt there has an unknown price unless somebody stated one.
+    """
+    unstated = and_(_on(free), _STATED.is_(None))
+    # Looked at only where a price is 0: it takes the spec apart.
+    price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
+    keys = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, price)
+    owners: dict[str, tuple[Any, ...]] = {}
+    ids = sorted({charge.job_id for charge in going})
+    for first in range(0, len(ids), _AT_ONCE):
+        query = select(_JOBS.id, *keys[:3], unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
+        owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
+    groups = []
+    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=windows), strict=True):
+        sums: dict[tuple[Any, ...], tuple[Amount, int]] = {}
+        for *key, nobody_stated, known, unknown, attempts in rows:
+            amount, before = sums.get(tuple(key), (Amount(), 0))
+            part = Amount(known_cents=known, unknown=attempts if nobody_stated else unknown)
+            sums[tuple(key)] = (amount + part, before + attempts)
+        for charge in going:
+            if window is None or charge.touches(window, now=now):
+                *key, nobody_stated = owners[charge.job_id]
+                amount, before = sums.get(tuple(key), (Amount(), 0))
+                part = add_up(charge.spans, now=now, window=window)
+                if nobody_stated and all(span.cents_per_hour == 0 for span in charge.spans):
+                    part = Amount(unknown=1)
+                sums[tuple(key)] = (amount + part, before + 1)
+        groups.append(
+            [
+                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts)
+                for key, (amount, attempts) in sums.items()
+            ]
+        )
+    return groups
+
+
+def _sum_closed(
+    conn: Connection,
+    keys: Sequence[ColumnElement[Any]],
+    *,
+    project: str | None,
+    windows: Sequence[Window | None],
+) -> list[list[Any]]:
+    """For each window, rows of the keys, known cents, unknown parts and attempts.
+
+    One pass over the attempts, whatever the number of windows: behind each of them is a job with its whole spec.
+    """
     wanted = [_END.is_not(None), ~_rented()]
     wanted += [_JOBS.project == project] if project is not None else []
-    if window is not None:
-        first, last = (literal(when, UtcTime()) for when in (window.start, window.end))
-        wanted += [start < last, end > first]
-        start, end = case((start < first, first), else_=start), case((end > last, last), else_=end)
-    hours = _hours(conn, start, end)
-    unknown = func.sum(case((_ATTEMPTS.price_cents_per_hour.is_(None), 1), else_=0))
-    query = (
-        select(_JOBS.project, func.sum(_ATTEMPTS.price_cents_per_hour * hours), unknown)
+    spans = (
+        select(
+            *(key.label(f"key_{place}") for place, key in enumerate(keys)),
+            _ATTEMPTS.price_cents_per_hour.label("price"),
+            _hours(conn, _ATTEMPTS.created_at).label("begun"),
+            _hours(conn, _END).label("ended"),
+        )
         .join(t.attempts, _ATTEMPTS.job_id == _JOBS.id)
         .where(*wanted)
-        .group_by(_JOBS.project)
-    )
-    return {
-        name: Amount(known_cents=float(known or 0.0), unknown=int(parts)) for name, known, parts in conn.execute(query)
-    }
+        .limit(_ALL)
+        .subquery()
+    ).c
+    columns: list[ColumnElement[Any]] = []
+    for window in windows:
+        inside, hours = _share(spans, window)
+        columns += [
+            func.sum(case((inside, spans.price * hours))),
+            func.sum(case((and_(inside, spans.price.is_(None)), 1), else_=0)),
+            func.sum(case((inside, 1), else_=0)),
+        ]
+    own = [spans[f"key_{place}"] for place in range(len(keys))]
+    size, rows = len(own), conn.execute(select(*own, *columns).group_by(*own)).all()
+    return [
+        [
+            (*row[:size], float(row[place] or 0.0), int(row[place + 1]), int(row[place + 2]))
+            for row in rows
+            if row[place + 2]
+        ]
+        for place in range(size, size + 3 * len(windows), 3)
+    ]
+
+
+def _share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], ColumnElement[Any]]:
+    """Whether a part of a span lies in a window, and how many hours of it."""
+    if window is None:
+        return true(), spans.ended - spans.begun
+    first, last = (when.timestamp() / 3600 for when in (window.start, window.end))
+    start = case((spans.begun < first, first), else_=spans.begun)
+    end = case((spans.ended > last, last), else_=spans.ended)
+    return and_(spans.begun < last - _INSTANT_H, spans.ended > first + _INSTANT_H), end - start
 
 
 def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Window | None = None) -> dict[str, Amount]:
@@ -250,10 +391,11 @@ def _rented() -> ColumnElement[bool]:
     return select(machine.id).where(machine.attempt == _ATTEMPTS.id).exists()
 
 
-def _hours(conn: Connection, start: ColumnElement[Any], end: ColumnElement[Any]) -> ColumnElement[Any]:
+def _hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Hours since 1970."""
     if conn.dialect.name == "sqlite":
-        return (func.julianday(end, type_=Float) - func.julianday(start, type_=Float)) * 24.0
-    return cast(func.extract("epoch", end - start), Float) / 3600.0
+        return (func.julianday(when, type_=Float) - 2440587.5) * 24.0
+    return cast(func.extract("epoch", when), Float) / 3600.0
 
 
 # Few columns and no order: over a year of jobs each of them is a hundred thousand values.

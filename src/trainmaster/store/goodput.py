@@ -65,7 +65,7 @@ def list_histories(
     charges: dict[str, dict[int, Sequence[Span]]] = {}
     for charge in costs.list_charges(conn, jobs=jobs, project=project):
         charges.setdefault(charge.job_id, {})[int(charge.attempt.rpartition(".")[2])] = charge.spans
-    unpriced = costs.list_unpriced(conn, free=free, project=project) if free else set()
+    unpriced = costs.list_unpriced(conn, free=free, project=project, jobs=jobs) if free else set()
     runs = Counter(row.first or row.id for row in rows.values())
     later: list[JobHistory] = []  # of runs of several jobs, which need the order in which they were made
     for job_id, marks in _every(rows, _marks(conn, wanted)):
@@ -126,6 +126,8 @@ def _stages(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> dict[str
 
 def _attempts(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> dict[str, list[AttemptHistory]]:
     rented = select(_I.attempt, _I.gone_at).where(_I.gone_at.is_not(None))
+    if wanted:
+        rented = rented.join(t.attempts, _A.id == _I.attempt).join(t.jobs, _J.id == _A.job_id).where(*wanted)
     gone: dict[str, int] = {}
     for attempt, at in conn.execute(rented):
         gone[attempt] = max(to_us(at), gone.get(attempt, 0))

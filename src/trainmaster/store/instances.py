@@ -7,6 +7,7 @@ intended is safe to launch; launching without a provider_id is unknown: only the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -94,3 +95,47 @@ def list_bad_gpus(db: Database) -> dict[str, str]:
             if isinstance(detail, Mapping) and detail.get("bad"):
                 bad |= {str(gpu): str(detail["bad"]) for gpu in detail.get("gpus") or ()}
     return bad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMachine:
+    """A rented machine that is not gone, and the job it was rented for."""
+
+    name: str  # the provider's id; before it is known the name in its tag
+    kind: str | None
+    region: str | None
+    target: str
+    state: str
+    cents_per_hour: float | None
+    launched_at: datetime
+    job_id: str
+    job_name: str
+    project: str
+    stage: str | None  # of the job; None: final
+    stage_since: datetime | None
+    stalled_at: datetime | None
+    attempt_ended_at: datetime | None
+
+
+def list_held_machines(conn: Connection, *, project: str | None = None) -> list[HeldMachine]:
+    """Machines that were launched and that the provider has not confirmed as gone, of a project's jobs or of all."""
+    a, j = t.attempts.c, t.jobs.c
+    query = (
+        select(_I.provider_id, _I.nonce, _I.kind, _I.region, _I.target, _I.state, _I.price_cents_per_hour,
+               _I.launched_at, _I.created_at, j.id.label("job_id"), j.name.label("job_name"), j.project, j.stage,
+               j.stage_since, j.stalled_at, a.ended_at)
+        .join(t.attempts, a.id == _I.attempt)
+        .join(t.jobs, j.id == a.job_id)
+        .where(_I.state.in_(("launching", "active", "terminating", "lost")))
+        .order_by(_I.id)
+    )  # fmt: skip
+    query = query.where(j.project == project) if project is not None else query
+    return [
+        HeldMachine(
+            name=row.provider_id or row.nonce, kind=row.kind, region=row.region, target=row.target, state=row.state,
+            cents_per_hour=row.price_cents_per_hour, launched_at=row.launched_at or row.created_at, job_id=row.job_id,
+            job_name=row.job_name, project=row.project, stage=row.stage, stage_since=row.stage_since,
+            stalled_at=row.stalled_at, attempt_ended_at=row.ended_at,
+        )
+        for row in conn.execute(query)
+    ]  # fmt: skip

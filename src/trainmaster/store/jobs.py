@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -210,22 +211,17 @@ def mark_stalled(conn: Connection, job_id: str, *, at: datetime) -> bool:
 
 
 # Statements that are asked all day are put together once: to do so takes longer than to ask.
-_NAMES = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
-
-
+NAMES = tuple(item.name for item in fields(JobRow))  # a lease is its holder's own business, and no reader's
 # The spec as text where the driver has it so: those of a thousand jobs are few, and each is parsed once.
-_SELECT = select(
-    *(type_coerce(t.jobs.c[name], Text).label(name) if name == "spec" else t.jobs.c[name] for name in _NAMES)
-)
-
-
+COLUMNS = tuple(type_coerce(t.jobs.c[name], Text).label(name) if name == "spec" else t.jobs.c[name] for name in NAMES)
+_SELECT = select(*COLUMNS)
 _ONE = _SELECT.where(t.jobs.c.id == bindparam("job"))
 
 
 def find_job(db: Database, job_id: str) -> JobRow | None:
     with db.read() as conn:
         row = conn.execute(_ONE, {"job": job_id}).mappings().first()
-    return _job(row) if row is not None else None
+    return read_job(row) if row is not None else None
 
 
 _NEWEST = (
@@ -248,12 +244,12 @@ def list_jobs(
     `after` is the (created_at, id) of the last job of the page before: unlike an offset it gives no job twice while
     others are inserted.
     """
-    query = _filtered(_NEWEST, status=status, project=project, word=word)
+    query = filter_jobs(_NEWEST, status=status, project=project, word=word)
     if after is not None:
         j = t.jobs.c
         query = query.where(or_(j.created_at < after[0], and_(j.created_at == after[0], j.id < after[1])))
     with db.read() as conn:
-        return [_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
+        return [read_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
 
 
 def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
@@ -261,13 +257,13 @@ def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
     match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
     query = _SELECT.where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
     with db.read() as conn:
-        return [_job(row) for row in conn.execute(query).mappings()]
+        return [read_job(row) for row in conn.execute(query).mappings()]
 
 
 def count_jobs(
     db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None
 ) -> int:
-    query = _filtered(select(func.count()).select_from(t.jobs), status=status, project=project, word=word)
+    query = filter_jobs(select(func.count()).select_from(t.jobs), status=status, project=project, word=word)
     with db.read() as conn:
         return int(conn.execute(query).scalar_one())
 
@@ -353,6 +349,7 @@ def delete_job(conn: Connection, job_id: str) -> None:
     for table in (t.steps, t.epochs, t.evals):
         conn.execute(table.delete().where(table.c.iteration_id.in_(of_iterations)))
     conn.execute(t.deliveries.delete().where(t.deliveries.c.outbox_id.in_(news)))
+    conn.execute(t.devices.update().where(t.devices.c.attempt.in_(of_job)).values(attempt=None, since=None))
     for table in (t.check_results, t.instances, t.streams, t.events):
         conn.execute(table.delete().where(table.c.attempt.in_(of_job)))
     for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts):
@@ -413,9 +410,10 @@ def _remember(
     )
 
 
-def _filtered(
+def filter_jobs(
     query: Select[Any], *, status: Status | None, project: str | None, word: str | None = None
 ) -> Select[Any]:
+    """A query over jobs, for those of a status, of a project, and with a word in the name or at the head of the id."""
     wanted: list[ColumnElement[bool]] = []
     if status is not None:
         wanted.append(t.jobs.c.status == status.value)
@@ -427,8 +425,9 @@ def _filtered(
     return query.where(*wanted)
 
 
-def _job(row: RowMapping) -> JobRow:
-    known = dict(row)
+def read_job(row: Mapping[str, Any] | RowMapping) -> JobRow:
+    """A job from the values of COLUMNS."""
+    known: dict[str, Any] = dict(row)
     spec = known["spec"]
     known["spec"] = _spec(spec if isinstance(spec, str) else json.dumps(spec))
     known["status"] = Status(known["status"])

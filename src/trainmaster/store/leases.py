@@ -68,7 +68,7 @@ def holds(conn: Connection, job_id: str, token: str) -> bool:
 def list_due(db: Database, token: str) -> list[str]:
     """The open jobs that this token holds and that are not resting, oldest first."""
     with db.read() as conn:
-        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, _rested())
+        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested())
         return list(conn.execute(query.order_by(_JOBS.created_at)).scalars())
 
 
@@ -117,7 +117,7 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
             j.cancel_requested.is_(False),
             j.stalled_at.is_(None),
             j.tries == 0,
-            _rested(),
+            rested(),
             a.stop_reason.is_(None),
             a.ended_at.is_(None),
         )
@@ -169,7 +169,7 @@ def _free(now: datetime, dead: Collection[str]) -> ColumnElement[bool]:
     return or_(_JOBS.lease_token.is_(None), _JOBS.lease_until < now, past, _JOBS.lease_token.in_(list(dead)))
 
 
-def _rested() -> ColumnElement[bool]:
+def rested() -> ColumnElement[bool]:
     """Whether the rest of a job is over, or reaches so far that the clock must have been set back since."""
     now, until = datetime.now(UTC), _JOBS.rest_until
     return or_(until.is_(None), until <= now, until > now + timedelta(seconds=_LONGEST_REST_S))

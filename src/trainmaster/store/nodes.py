@@ -1,11 +1,14 @@
-"""Rented instances, and the newest check results of each node."""
+"""Rented instances, and nodes: their newest check results, their history, and which attempts hold them."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, func, select
 
 from trainmaster.api.iterations import CheckRecord
 from trainmaster.api.nodes import Instance, Node
@@ -13,6 +16,8 @@ from trainmaster.core.results import Verdict
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
+IDENTITY = "gpu_model"  # the check that states serial number, UUID and bus of each GPU
+_AT_ONCE = 500  # ids in one query
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -54,10 +59,8 @@ def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
 def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[Node]:
     """Every node that was ever checked, by name, with what its newest checks said."""
     c, j = t.check_results.c, t.jobs.c
-    joined = t.check_results.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     # The row that was written last names the attempt that looked last.
-    newest = select(c.node, func.max(c.id).label("id")).select_from(joined).group_by(c.node)
-    newest = newest.where(j.project == project) if project is not None else newest
+    newest = select(c.node, func.max(c.id).label("id")).where(*_of_project(project)).group_by(c.node)
     newest_page = newest.order_by(c.node).limit(limit).offset(offset).subquery()
     last = t.check_results.alias("last")
     where = last.join(newest_page, last.c.id == newest_page.c.id)
@@ -75,7 +78,7 @@ def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, off
 def _node(name: str, checks: list[tuple[str, str, str, str, datetime | None]]) -> Node:
     attempt, job_id, project = checks[0][:3]
     counts = Counter(verdict for _, _, _, verdict, _ in checks)
-    worst = next((word for word in _WORST if counts[word.value]), Verdict.ERROR)
+    worst = worst_of(counts)
     at = max((when for *_, when in checks if when is not None), default=None)
     return Node(
         node=name,
@@ -86,3 +89,184 @@ def _node(name: str, checks: list[tuple[str, str, str, str, datetime | None]]) -
         verdict=worst,
         checks=dict(sorted(counts.items())),
     )
+
+
+def worst_of(verdicts: Iterable[str]) -> Verdict:
+    """The worst of these; error where none is known."""
+    said = set(verdicts)
+    return next((word for word in _WORST if word.value in said), Verdict.ERROR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCheck:
+    """The newest pre-flight of a node: whose it was, and the verdicts of its checks."""
+
+    node: str
+    attempt: str
+    placed_at: datetime  # when the attempt was placed, by the clock of the control plane
+    job_id: str
+    project: str
+    target: str
+    at: datetime | None
+    verdicts: tuple[str, ...]
+
+    @property
+    def worst(self) -> Verdict:
+        return worst_of(self.verdicts)
+
+
+def list_newest_checks(
+    conn: Connection, *, project: str | None = None, nodes: Collection[str] | None = None
+) -> dict[str, NodeCheck]:
+    """By node: its newest pre-flight, of a project's jobs or of all."""
+    c, a, j = t.check_results.c, t.attempts.c, t.jobs.c
+    query = select(c.node, func.max(c.id)).where(*_of_project(project)).group_by(c.node)
+    if nodes is not None:
+        query = query.where(c.node.in_(nodes))
+    newest = [row[1] for row in conn.execute(query)]
+    heads: dict[tuple[str, str], Any] = {}
+    for ids in _chunks(newest):
+        head = select(c.node, c.attempt, a.created_at, j.id, j.project, j.target).where(c.id.in_(ids))
+        head = head.join(t.attempts, a.id == c.attempt).join(t.jobs, j.id == a.job_id)
+        heads |= {(row[0], row[1]): row for row in conn.execute(head)}
+    verdicts: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
+    for ids in _chunks(sorted({attempt for _, attempt in heads})):
+        for node, attempt, verdict, at in conn.execute(
+            select(c.node, c.attempt, c.verdict, c.at).where(c.attempt.in_(ids))
+        ):
+            if (node, attempt) in heads:
+                verdicts.setdefault((node, attempt), []).append((verdict, at))
+    return {
+        node: NodeCheck(
+            node=node,
+            attempt=attempt,
+            placed_at=row[2],
+            job_id=row[3],
+            project=row[4],
+            target=row[5],
+            at=max((at for _, at in verdicts[node, attempt] if at is not None), default=None),
+            verdicts=tuple(verdict for verdict, _ in verdicts[node, attempt]),
+        )
+        for (node, attempt), row in heads.items()
+    }
+
+
+def list_node_checks(conn: Connection, node: str, *, project: str | None = None, limit: int = 50) -> list[str]:
+    """Attempts whose pre-flight looked at a node, newest first."""
+    c = t.check_results.c
+    query = select(c.attempt).where(c.node == node, *_of_project(project)).group_by(c.attempt)
+    return list(conn.execute(query.order_by(func.max(c.id).desc()).limit(limit)).scalars())
+
+
+def find_target(conn: Connection, attempt: str) -> str | None:
+    """Where the job of an attempt runs."""
+    query = select(t.jobs.c.target).join(t.attempts, t.attempts.c.job_id == t.jobs.c.id)
+    return conn.execute(query.where(t.attempts.c.id == attempt)).scalar_one_or_none()
+
+
+def list_gpu_checks(conn: Connection, word: str, *, project: str | None = None, limit: int = 50) -> list[str]:
+    """Attempts whose pre-flight named a GPU by this serial number, UUID or bus, newest first."""
+    c = t.check_results.c
+    # One check states who a GPU is: of the others the findings need not be read. The caller looks closer.
+    named = cast(c.findings, Text).contains(word, autoescape=True)
+    query = select(c.attempt).where(t.TELLING, c.check == IDENTITY, named, *_of_project(project))
+    # Not grouped there: SQLite would then walk the index of attempts, and read every result.
+    rows = conn.execute(query.order_by(c.id.desc())).scalars()
+    return list(dict.fromkeys(rows))[:limit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """All checks of one attempt on one node, with their findings."""
+
+    node: str
+    attempt: str
+    job_id: str
+    at: datetime  # of the last check; where the node states none, when the attempt was placed
+    rows: tuple[tuple[str, Any], ...]  # name of the check, its findings
+
+
+def list_findings(conn: Connection, attempts: Collection[str]) -> list[Checked]:
+    """What the pre-flights of these attempts found, by attempt and node."""
+    c, a = t.check_results.c, t.attempts.c
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for ids in _chunks(sorted(attempts)):
+        query = select(c.attempt, c.node, c.check, c.findings, c.at, a.created_at).where(c.attempt.in_(ids))
+        for row in conn.execute(query.join(t.attempts, a.id == c.attempt).order_by(c.id)):
+            groups.setdefault((row[0], row[1]), []).append(row)
+    return [
+        Checked(
+            node=node,
+            attempt=attempt,
+            job_id=attempt.rpartition(".")[0],
+            at=max((row[4] for row in rows if row[4] is not None), default=rows[0][5]),
+            rows=tuple((row[2], row[3]) for row in rows),
+        )
+        for (attempt, node), rows in groups.items()
+    ]
+
+
+def list_planned(conn: Connection, attempt: str) -> tuple[str, ...]:
+    """Checks that the pre-flights of an attempt announced, of all its nodes."""
+    e = t.events.c
+    query = select(e.data).where(e.attempt == attempt, e.phase == "PREFLIGHT", e.event == "start")
+    planned = [data.get("planned") for data in conn.execute(query).scalars() if isinstance(data, Mapping)]
+    return tuple(dict.fromkeys(str(name) for names in planned if isinstance(names, list) for name in names))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """An attempt and the nodes it was placed on, as far as its target names them."""
+
+    attempt: str
+    job_id: str
+    name: str
+    project: str
+    target: str
+    submitted_by: str | None
+    open: bool
+    nodes: tuple[str, ...]
+
+
+def list_holders(conn: Connection, *, project: str | None = None, newest: int = 0) -> list[Holder]:
+    """The present attempt of every open job, and of the `newest` other jobs."""
+    a, j, c = t.attempts.c, t.jobs.c, t.check_results.c
+    columns = (a.id, j.id, j.name, j.project, j.target, j.submitted_by, j.stage, a.handle, a.released_at)
+    query = select(*columns).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
+    query = query.where(j.project == project) if project is not None else query
+    rows = list(conn.execute(query.where(j.stage.is_not(None))))
+    if newest:
+        rows += conn.execute(query.where(j.stage.is_(None)).order_by(j.created_at.desc(), j.id).limit(newest))
+    # A target that does not choose machines names none: there the checks say where the attempt is.
+    silent = [row[0] for row in rows if row[6] is not None and not nodes_of(row[7])]
+    checked: dict[str, set[str]] = {}
+    for ids in _chunks(silent):
+        for attempt, node in conn.execute(select(c.attempt, c.node).where(c.attempt.in_(ids)).distinct()):
+            checked.setdefault(attempt, set()).add(node)
+    return [
+        Holder(
+            attempt=row[0], job_id=row[1], name=row[2], project=row[3], target=row[4], submitted_by=row[5],
+            open=row[6] is not None and row[8] is None,
+            nodes=nodes_of(row[7]) or tuple(sorted(checked.get(row[0], ()))),
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def nodes_of(handle: Any) -> tuple[str, ...]:
+    """The machines that a handle names; none where its target does not choose them."""
+    nodes = handle.get("nodes") if isinstance(handle, Mapping) else None
+    return tuple(str(name) for name in nodes) if isinstance(nodes, list) else ()
+
+
+def _of_project(project: str | None) -> list[ColumnElement[bool]]:
+    if project is None:
+        return []
+    a, j = t.attempts.c, t.jobs.c
+    own = select(a.id).join(t.jobs, j.id == a.job_id).where(j.project == project)
+    return [t.check_results.c.attempt.in_(own)]
+
+
+def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for first in range(0, len(items), _AT_ONCE):
+        yield items[first : first + _AT_ONCE]

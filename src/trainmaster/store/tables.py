@@ -10,7 +10,10 @@ jobs ─┬─ attempts ─┬─ streams        read offset of each stream of a
       │              └─ evals
       └─ artifacts                   objects in storage
 blobs  workdirs                    chunks and snapshots of working folders, by project
+job_sets ── set_trials             sets of runs; a trial becomes a job when its turn comes
 known_targets  target_grants       targets by name, and which project uses one as which account
+devices  machines  shares          what our own queue gives out, who has it, and what each project may have
+queue_orders                       who waits in it, in order, as its last pass decided
 tokens  audit  budgets  webhooks  outbox ── deliveries
 
 Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
@@ -33,7 +36,11 @@ from sqlalchemy import (
     text,
 )
 
+from trainmaster.store.capacity import tables as queue
 from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metadata
+
+devices, machines, shares, queue_orders = queue.devices, queue.machines, queue.shares, queue.queue_orders
+job_sets, set_trials = queue.job_sets, queue.set_trials
 
 jobs = Table(
     "jobs",
@@ -238,6 +245,9 @@ evals = Table(
     Index(None, "model_id", "id"),
 )
 
+# Results whose findings a search reads: they say who a GPU is, or what is wrong. Nine of ten say neither.
+TELLING = text("(\"check\" = 'gpu_model' OR verdict NOT IN ('pass', 'skip'))")
+
 check_results = Table(
     "check_results",
     metadata,
@@ -250,6 +260,8 @@ check_results = Table(
     Column("findings", json_column()),
     Column("at", UtcTime),
     UniqueConstraint("attempt", "node", "check"),
+    Index(None, "node", "attempt", "id"),  # which attempts looked at a node, newest first, without their findings
+    Index("ix_check_results_telling", "id", sqlite_where=TELLING, postgresql_where=TELLING),
 )
 
 artifacts = Table(

@@ -17,17 +17,37 @@ from trainmaster.store.database import Database
 
 _TOKENS = t.tokens.c
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
+FROM_FILE = "file-"  # begins the name of a token that a file of the deployment holds
 RESERVED = frozenset({"loopback", "local", "control"})  # names in the audit trail of callers without a token
 
 
 def issue(conn: Connection, *, name: str, role: Role, project: str | None, at: datetime) -> str | None:
     """A new token, to be shown once; None where the name is taken (also by a revoked one: the audit trail names it)."""
-    if name in RESERVED or conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None:
+    reserved = name in RESERVED or name.startswith(FROM_FILE)
+    if reserved or conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None:
         return None
     token = f"tm_{secrets.token_urlsafe(32)}"
     row = {"name": name, "hash": digest(token), "role": role.value, "project": project, "created_at": at}
     conn.execute(insert(t.tokens).values(row))
     return token
+
+
+def admit(conn: Connection, token: str, *, at: datetime) -> str | None:
+    """Let in whoever has this token as an admin of everything; its name, or None where it is known already.
+
+    For a token that a secret of the deployment holds. The one that the secret held before is revoked; one that
+    somebody revoked stays so.
+    """
+    assert SHAPE.fullmatch(token), "not a token"
+    hashed = digest(token)
+    if conn.execute(select(_TOKENS.id).where(_TOKENS.hash == hashed)).first() is not None:
+        return None
+    name = f"{FROM_FILE}{hashed[:8]}"
+    before = _TOKENS.name.startswith(FROM_FILE, autoescape=True) & _TOKENS.revoked_at.is_(None)
+    conn.execute(update(t.tokens).where(before).values(revoked_at=at))
+    row = {"name": name, "hash": hashed, "role": Role.ADMIN.value, "project": None, "created_at": at}
+    conn.execute(insert(t.tokens).values(row))
+    return name
 
 
 def digest(token: str) -> str:

@@ -16,6 +16,7 @@ import asyncio
 import functools
 import importlib
 import pkgutil
+import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Pull, Submission
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.spec import JobSpec
+from trainmaster.queueing.state import DeviceListing
 from trainmaster.targets._account import Account
 from trainmaster.targets._answers import check_files
 from trainmaster.targets._cluster_job import ClusterJob, ClusterJobEnd, RunsClusterJobs, find_unequal
@@ -43,6 +45,7 @@ from trainmaster.targets._provider import (
     home_mark,
     make_home_mark,
 )
+from trainmaster.targets._queueing import describe_queue, find_queue_faults
 from trainmaster.targets._runs import Run, is_left_over, is_running
 from trainmaster.targets._traits import Traits
 
@@ -61,6 +64,7 @@ __all__ = [
     "LaunchRequest",
     "Listing",
     "Lists",
+    "ListsDevices",
     "ListsDrained",
     "Node",
     "NodeAccess",
@@ -85,6 +89,8 @@ __all__ = [
     "Transfer",
     "check_files",
     "close",
+    "describe_queue",
+    "find_place",
     "find_traits",
     "find_unequal",
     "home_mark",
@@ -97,9 +103,11 @@ __all__ = [
     "load_scheduler",
     "make_home_mark",
     "names",
+    "refuse_queue",
     "runs_as",
     "spell",
     "spell_all",
+    "spell_place",
     "split",
     "traits",
 ]
@@ -167,6 +175,22 @@ class HasNodes(Protocol):
 
     def count_nodes(self, handle: Handle) -> int:
         """Nodes of a placed attempt. Pure."""
+        ...
+
+
+@runtime_checkable
+class ListsDevices(Protocol):
+    """A target that has no queue of its own: ours gives out its devices (control/queueing/dispatch.py).
+
+    The handle of an attempt that has some names them, `devices: {machine: [device, …]}`.
+    """
+
+    async def list_devices(self) -> DeviceListing:
+        """Devices of each kind that is given out, taken ones too. Without any, jobs start at once."""
+        ...
+
+    def list_machines(self) -> list[str]:
+        """Names of its machines, as handles and devices have them. Asks none of them."""
         ...
 
 
@@ -331,6 +355,18 @@ def identify(word: str) -> dict[str, str]:
     return stated
 
 
+def find_place(word: str) -> str:
+    """Key of the machines of a word: one for all accounts there, and for this machine one by its name."""
+    _, name, option = split(word)
+    place = f"{name}:{option}" if option else name
+    return f"{place}@{socket.gethostname()}" if traits(word).here else place
+
+
+def spell_place(place: str) -> str:
+    """The target of a place, as people write it."""
+    return place.rpartition("@")[0] or place
+
+
 def load_scheduler(word: str) -> Scheduler:
     """What drains the nodes of a target whose traits say that it `drains`."""
     scheduler: Scheduler = _import(word).create_scheduler(split(word)[2])
@@ -346,6 +382,19 @@ def traits(word: str) -> Traits:
 def find_traits(word: str) -> Traits | None:
     """The same; None where there is no such target: a row may be of another version, a word anything."""
     return traits(word) if split(word)[1] in _find_modules(tuple(__path__)) else None
+
+
+def refuse_queue(word: str, spec: JobSpec) -> None:
+    """SpecError for each field of `queue:` that the target cannot do, and for spares where it keeps none."""
+    stated, name = find_traits(word), split(word)[1]
+    if stated is None:
+        return
+    faults = list(find_queue_faults(name, stated, spec.queue))
+    if spec.resources.spares and not stated.spares:
+        message = f"{name} cannot do this: {stated.no_spares}"
+        faults.append(Fault(path="resources.spares", message=message))
+    if faults:
+        raise SpecError(faults)
 
 
 def spell_all(verb: str | None = None) -> list[str]:

@@ -25,8 +25,8 @@ from typing import Protocol
 
 from trainmaster.core.errors import TargetError
 from trainmaster.core.files import write_whole
+from trainmaster.core.workdir import HOME_ID_FILE
 
-HOME_ID_FILE = "home-id"  # in a home folder
 _LABEL = re.compile(r"tm-([0-9a-f]{32})-([0-9]{1,6})-([0-9a-f]{8})-([0-9a-f]{8})")
 
 

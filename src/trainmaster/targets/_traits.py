@@ -44,6 +44,11 @@ class Traits:
     one_job: frozenset[str] = field(default=frozenset())  # verbs over nodes that run as one job of the target
     drains: bool = False  # remedy and readmit work
     instead: Mapping[str, str] = field(default_factory=dict)  # verb → what to do in its place
+    queue: Mapping[str, str] = field(default_factory=dict)  # field of `queue:` → what becomes of it; others are refused
+    no_queue: Mapping[str, str] = field(default_factory=dict)  # field of `queue:` → why it is refused
+    spares: str = ""  # what becomes of `resources.spares`; "": it is refused
+    # Why it is refused, and what follows the loss of a machine there.
+    no_spares: str = "it keeps no machine in reserve; after the loss of one the next attempt starts"
     accounts: str = ""  # what a project's own account is there; "": its settings state the only one
 
     def has(self, verb: str) -> bool:

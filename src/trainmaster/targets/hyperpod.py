@@ -19,7 +19,9 @@ TRAITS = Traits(
         "accept": "use `trainmaster cluster test` and `trainmaster cluster perf`",
         "remedy": "its nodes are nodes of Kubernetes: use --on kubernetes",
     },
+    queue=kubernetes.TRAITS.queue,  # task governance is Kueue
     accounts=kubernetes.TRAITS.accounts,
+    no_spares="HyperPod keeps its own: set `hyperpod.spares` in the cluster file",
 )
 runs_as = kubernetes.runs_as
 identify = kubernetes.identify

@@ -6,18 +6,26 @@ import asyncio
 import contextlib
 import functools
 import os
+import socket
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.attempt import Handle
 from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER, Plan
-from trainmaster.remote import confine, job_user, memory_limit, pull
+from trainmaster.queueing.state import Device, DeviceListing, Kind
+from trainmaster.remote import confine, devices, job_user, memory_limit, pull
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
+from trainmaster.targets._devices import find_gpus, to_device
+from trainmaster.targets._queueing import DRAIN_HERE, NO_NAME, OWN_QUEUE
 from trainmaster.targets._traits import Traits
 
 _HERE = "this machine"
+SLOTS_VARIABLE = "TRAINMASTER_SLOTS"
+_MOST_SLOTS = 4096
 TRAITS = Traits(
     title="this machine",
     option="none",
@@ -26,9 +34,12 @@ TRAITS = Traits(
     nodes=True,
     instead={
         "isolate": "pairs need several nodes: use --on ssh:hosts.yaml, --on slurm or --on kubernetes",
-        "remedy": "it has no scheduler that could drain this machine",
+        "remedy": DRAIN_HERE,
     },
     accounts="UNIX-USER",
+    queue=OWN_QUEUE,
+    no_queue=NO_NAME,
+    no_spares="it is one machine; a rank that dies is started again on it, in the same attempt",
 )
 
 
@@ -95,7 +106,23 @@ class Local(AttemptHost):
 
     async def submit(self, submission: Submission) -> Handle:
         await asyncio.to_thread(_bring, submission)
-        return await super().submit(submission)
+        return await super().submit(_assign(submission))
+
+    async def list_devices(self) -> DeviceListing:
+        """GPUs of this machine, and the slots of `serve --slots`."""
+        machine = socket.gethostname()
+        listed: dict[Kind, Sequence[Device]] = {}
+        if (slots := read_slots()) is not None:
+            listed["slot"] = [Device(id=f"{machine}/slot-{number}", machine=machine) for number in range(slots)]
+        try:
+            gpus = await devices.ask_gpus()
+        except devices.DevicesUnknown as error:
+            return DeviceListing(devices={"gpu": [], **listed}, silent={machine: str(error)})
+        listed["gpu"] = [to_device(machine, gpu) for gpu in gpus]
+        return DeviceListing(devices=listed, answered=[machine])
+
+    def list_machines(self) -> list[str]:
+        return [socket.gethostname()]
 
     def plan(self, placement: Placement) -> Submission:
         spec, job = placement.spec, placement.job_folder.absolute()
@@ -109,6 +136,25 @@ class Local(AttemptHost):
         from trainmaster.targets._local_nodes import LocalNodes
 
         return LocalNodes()
+
+
+def read_slots() -> int | None:
+    """Ranks without a GPU that may run on this machine at once; None: not stated. 0 lifts the limit."""
+    text = os.environ.get(SLOTS_VARIABLE)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdecimal() or int(text) > _MOST_SLOTS:
+        raise UsageError(f"{SLOTS_VARIABLE}: {text!r} is no number of slots; write 0 to {_MOST_SLOTS}")
+    return int(text)
+
+
+def _assign(submission: Submission) -> Submission:
+    """The submission with the GPUs that the handle names in its plan."""
+    gpus = find_gpus(submission.handle, socket.gethostname())
+    if not gpus:
+        return submission
+    files = {path: replace(Plan.from_json(text), gpus=gpus).to_json() + "\n" for path, text in submission.files.items()}
+    return replace(submission, files=files)
 
 
 def _bring(submission: Submission) -> None:

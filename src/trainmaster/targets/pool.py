@@ -25,6 +25,7 @@ from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
 from trainmaster.targets._account import Account
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
+from trainmaster.targets._queueing import NO_NAME, OWN_QUEUE
 from trainmaster.targets._traits import Traits
 from trainmaster.targets.ssh.hosts import NAME_PATTERN
 
@@ -39,6 +40,9 @@ TRAITS = Traits(
     example="pool.yaml",
     required=True,
     instead={"remedy": "leave the machine out of the pool file"},
+    queue=OWN_QUEUE,
+    no_queue=NO_NAME,
+    no_spares="a machine is taken when it is needed; `limits.attempts` takes another, and the run resumes",
 )
 
 

@@ -62,7 +62,7 @@ def test_the_checks_pass_on_an_instance_and_fail_with_broken_cuda(simulate) -> N
     instance = account.launch(instance_type_name="gpu_8x_h100_sxm5")
     shown = account.wait(instance)
     only = "--only gpu_count --only gpu_compat --only gpu_memory --only gpu_nvlink --only gpu_fabric"
-    command = f"COLUMNS=400 PYTHONPATH={CHECKS.parents[1]} python3 -m trainmaster check --expect gpus=8 {only}"
+    command = f"COLUMNS=400 PYTHONPATH='{CHECKS.parents[1]}' python3 -m trainmaster check --expect gpus=8 {only}"
     done = account.ssh(shown["ip"], command)
     assert done.returncode == 0, done.stdout + done.stderr
     account.simulator.inject("cuda-broken", instance_id=instance)

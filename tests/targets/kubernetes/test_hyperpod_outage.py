@@ -147,6 +147,7 @@ def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str,
     ], "each object was created by one request"  # fmt: skip
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("what", ["lose", "drop", 500])
 def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
     kube: Kube, namespace: str, tmp_path: Path, what: int | str

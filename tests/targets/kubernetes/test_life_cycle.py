@@ -148,6 +148,7 @@ def test_what_pods_do_becomes_a_state(kube: Kube, load: Any, place: Place, run: 
     run(go())
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("status", "state", "reason", "words"),
     [

@@ -99,6 +99,7 @@ def test_a_healthy_run_is_healthy_on_every_node(monitor: ModuleType, output: lis
             assert agent.log_state[0].name == "HEALTHY"
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_run_that_falls_silent_hangs(monitor: ModuleType, output: list[str], tmp_path: Path) -> None:
     lines = output[1].splitlines(keepends=True)
     beats = [number for number, line in enumerate(lines) if heartbeat.parse(line.rstrip("\n"))]
@@ -106,11 +107,13 @@ def test_a_run_that_falls_silent_hangs(monitor: ModuleType, output: list[str], t
         assert set(until(agent, "HANGING")) == {"TrainmasterAlive"}
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_run_that_never_begins_hangs(monitor: ModuleType, tmp_path: Path) -> None:
     with watching(monitor, tmp_path, "loading\n", rules("--start-s", "1")) as agent:
         assert set(until(agent, "HANGING")) == {"TrainmasterAlive"}
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_slow_node_is_slow(monitor: ModuleType, output: list[str], tmp_path: Path) -> None:
     beats = "".join(line + "\n" for line in output[0].splitlines() if heartbeat.parse(line))
     options = ("--slow-tokens-per-s", "1000000000", "--slow-points", "1")
@@ -118,6 +121,7 @@ def test_a_slow_node_is_slow(monitor: ModuleType, output: list[str], tmp_path: P
         assert set(until(agent, "SLOW")) == {"TrainmasterSlow"}
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_loss_that_is_not_finite_is_a_fault(
     monitor: ModuleType, output: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +133,7 @@ def test_a_loss_that_is_not_finite_is_a_fault(
             assert set(until(agent, verdict)) == {"TrainmasterNotFinite" if options else "TrainmasterAlive"}
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_threshold_with_a_point_would_drop_all_rules(monitor: ModuleType, output: list[str], tmp_path: Path) -> None:
     """The trap that the lint refuses, shown at the real monitor."""
     wanted = rules("--slow-tokens-per-s", "5", "--silent-s", "1")

@@ -55,7 +55,7 @@ def python(programs: ForkServer) -> Iterator[str]:
 @pytest.fixture
 def file(relay: Relay, account: Path, python: str) -> Path:
     """Settings of a type that no table knows, so that nothing is expected of the recorded machine."""
-    changes = {"instance_type": "ml.m5.large", "price_per_hour": 3.6, "poll_s": 0.05, "python": python}
+    changes = {"instance_type": "ml.m5.large", "price_per_hour": 3.6, "poll_s": 0.3, "python": python}
     account.write_text(yaml.safe_dump({**yaml.safe_load(account.read_text()), **changes}))
     return account
 
@@ -226,6 +226,7 @@ def test_what_a_healthy_job_left_passes(relay: Relay, client: Any, file: Path) -
     assert (code, health["overall"]) == (0, "PASS"), f"{health}\n{said}"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("status", "reason"),
     [("Failed", "AlgorithmError: exit code 1"), ("Failed", "CapacityError: none"), ("Stopped", None)],
@@ -239,6 +240,7 @@ def test_a_job_that_did_not_complete_does_not_pass_with_whole_results(
     assert ended["verdict"] == "error" and (reason or "stopped at SageMaker") in ended["reason"]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("status", ["Failed", "Completed"])
 def test_results_of_an_earlier_job_are_not_taken(relay: Relay, client: Any, file: Path, status: str) -> None:
     before = "tm-" + "0" * 32 + "-1"
@@ -253,6 +255,7 @@ def test_results_of_an_earlier_job_are_not_taken(relay: Relay, client: Any, file
     assert "without an answer" in health["silent"][0]["reason"]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("files", "word"),
     [
@@ -274,6 +277,7 @@ def test_results_of_the_first_host_that_cannot_be_used_are_incomplete(
     assert word in json.dumps(health["cluster"])
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
@@ -337,6 +341,7 @@ def test_a_refused_request_is_one_line_and_leaves_nothing_running(
 # --- Ctrl-C and SIGTERM ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["while it is created", "while it runs"])
 def test_an_interrupted_check_stops_its_job(

@@ -59,6 +59,18 @@ def test_slurm_corrects_the_guess_of_an_agent(state: str, reason: Reason) -> Non
     assert kept.exit is not None and kept.exit.reason is Reason.BAD_DATA
 
 
+def test_a_job_that_was_preempted_says_so_and_one_that_is_stopped_meanwhile_says_that() -> None:
+    at = "2026-03-01T12:00:00"
+    poll = judge([row("PENDING", reason="BeginTime")], facts(STOPPED, preempted=at), attempt="a")
+    assert poll.state is TargetState.WAITING and poll.note.startswith(f"preempted by Slurm at {at}, saved; waits")
+    assert "(BeginTime)" in poll.note, "Slurm's own reason"
+    assert "preempted" not in judge([row("RUNNING")], facts(STOPPED, preempted=at), attempt="a").note
+    # Its last record is that of the run before: the cap that took it out of the queue must not read as a preemption.
+    over = judge([row("CANCELLED")], facts(STOPPED, stop="over_budget: enough\n", stop_at=0.0), attempt="a")
+    assert over.exit is not None and over.exit.reason is Reason.OVER_BUDGET
+    assert over.exit.message == "enough; it was preempted and waited to go on"
+
+
 def test_the_first_record_that_failed_counts() -> None:
     poll = judge([row("FAILED")], facts(BAD_DATA, STOPPED), attempt="a")
     assert poll.exit is not None and poll.exit.reason is Reason.PREEMPTED

@@ -104,6 +104,56 @@ def test_what_a_runtime_cannot_do_is_refused() -> None:
         script(container={"image": "a", "login": login}, slurm=runtime)
 
 
+CLUSTER = {
+    "folder": "/shared",
+    "defaults": {"qos": "usual"},
+    "priorities": {"high": "--nice=-100", "urgent": "--qos=top"},
+}
+
+
+@pytest.mark.parametrize(
+    ("queue", "words"),
+    [
+        ({}, {"--qos=usual", "--no-requeue"}),
+        ({"name": "team-a"}, {"--qos=team-a", "--no-requeue"}),
+        ({"preemptible": True}, {"--qos=usual", "--requeue"}),
+        ({"priority": "low"}, {"--qos=usual", "--nice=10000", "--no-requeue"}),
+        ({"priority": "high"}, {"--qos=usual", "--nice=-100", "--no-requeue"}),
+        ({"priority": "urgent"}, {"--qos=top", "--no-requeue"}),
+        ({"name": "top", "priority": "urgent"}, {"--qos=top", "--no-requeue"}),
+    ],
+)
+def test_a_queue_is_options_of_sbatch(queue: dict[str, Any], words: set[str]) -> None:
+    text = planned(queue=queue)
+    kinds = ("--qos", "--nice", "--priority", "--requeue", "--no-requeue")
+    assert {word for word in directives(text) if word.startswith(kinds)} == words
+    assert ("scontrol requeue" in text) == ("--requeue" in words)
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "words"),
+    [
+        ({"queue": {"priority": "soon"}}, "queue.priority", "write one of low, normal, high, urgent, or a QOS"),
+        ({"queue": {"name": "a"}, "slurm": {"qos": "b"}}, "queue.name", "slurm.qos states b"),
+        ({"queue": {"name": "a", "priority": "urgent"}}, "queue.priority", "the QOS top here, and the QOS a"),
+        ({"queue": {"preemptible": True}, "slurm": {"requeue": False}}, "queue.preemptible", "slurm.requeue is false"),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused(spec: dict[str, Any], path: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        planned(**spec)
+    (fault,) = refused.value.faults
+    assert fault.path == path and words in fault.message
+
+
+def planned(**spec: Any) -> str:
+    """The script of a job on a cluster with priorities."""
+    made = parse_spec({"name": "a", "command": ["true"], **spec})
+    target = Slurm(parse_settings(CLUSTER, Path("/")))
+    return list(target.plan(Placement(attempt=ATTEMPT, spec=made, job_folder=Path("/x/j"))).files.values())[-1]
+
+
 @pytest.mark.parametrize(
     ("options", "path"),
     [
@@ -165,6 +215,7 @@ def test_a_python_below_a_folder_with_a_space_is_one_word() -> None:
         ({"login": {"host": "a", "password": "x"}}, "hosts[0].password"),
         ({"defaults": {"partition": "a b"}}, "defaults.partition"),
         ({"unknown": 1}, "unknown"),
+        ({"priorities": {"high": "--uid=0"}}, "priorities.high"),
         *(({"python": word}, "python") for word in ("a;b", "a$(b)", "`b`", "a'b", "a\nb", "a\tb", " a", "a ", "", " ")),
     ],
 )

@@ -3,17 +3,75 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from trainmaster.core.errors import NoAccess, SpecError
+from trainmaster.core.errors import NoAccess, NoCapacity, SpecError
 from trainmaster.core.spec import JobSpec
 from trainmaster.targets import Placement
-from trainmaster.targets.ssh.hosts import parse_hosts, read_known_hosts
+from trainmaster.targets.ssh.hosts import SshHost, parse_hosts, read_known_hosts
+from trainmaster.targets.ssh.session import Reply
 from trainmaster.targets.ssh.target import Ssh
 
 HERE = Path("/cluster")
+_GPU = ["GPU-a1", "H200", "GPU-a1", [["", "process 7 holds 900 MiB"]]]
+
+
+class _Host:
+    """A host that answers at once: untrusted, as every answer is."""
+
+    def __init__(self, name: str, **answers: Any) -> None:
+        self.host, self._answers = SshHost(host=name, name=name), answers
+
+    async def request(self, method: str, **_: Any) -> Reply:
+        return Reply(result=self._answers[method], body=b"")
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        None,
+        [_GPU, "GPU-a2"],
+        [["GPU-a1", "H200", "GPU-a1"]],
+        [["0", "H200", "GPU-a1", []]],
+        [["GPU-a1", "H200", "GPU-a1", None]],
+        [["GPU-a1", "H200", "GPU-a1", [["", "process 7 holds 900 MiB", "and more"]]]],
+        [["GPU-a1", "H200", "GPU-a1", [["process 7 holds 900 MiB"]]]],
+        [["GPU-a1", "H200", "GPU-a1", [[None, "process 7"]]]],
+        [_GPU] * 257,
+    ],
+)
+def test_gpus_that_cannot_be_read_are_of_a_silent_host_and_none_of_them_is_free(
+    gpus: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [_Host("n1", list_gpus={"gpus": gpus}), _Host("n2", list_gpus={"gpus": [_GPU]})]
+    monkeypatch.setattr(Ssh, "_sessions", lambda _: hosts)
+    listing = asyncio.run(Ssh(Path("hosts.yaml")).list_devices())
+    assert [(device.machine, device.used) for device in listing.devices["gpu"]] == [("n2", "process 7 holds 900 MiB")]
+    assert list(listing.silent) == ["n1"] and "malformed answer: n1: " in listing.silent["n1"]
+    assert listing.answered == ["n2"]
+
+
+@pytest.mark.parametrize(("hides", "on"), [(False, ["n2"]), (True, ["n1"])])
+def test_by_slots_a_job_goes_to_no_host_that_may_have_gpus_unless_it_hides_them(
+    hides: bool, on: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = {name: {"free": 1, "held": [], "knows": [], "bare": name == "n2"} for name in ("n1", "n2")}
+    hosts = [_Host(name, offer=offer, claim={"held": True}) for name, offer in offers.items()]
+    monkeypatch.setattr(Ssh, "_sessions", lambda _: hosts)
+    monkeypatch.setattr(Ssh, "hosts", lambda _: parse_hosts({"hosts": ["n1", "n2"]}, HERE))
+    spec = JobSpec(name="j", command=("x",), env={"CUDA_VISIBLE_DEVICES": ""} if hides else {})
+    target = Ssh(Path("hosts.yaml"))
+    planned = target.plan(Placement(attempt="a.1", spec=spec, job_folder=HERE))
+    assert asyncio.run(target.place(planned))["nodes"] == on
+    assert target.list_machines() == ["n1", "n2"]
+    drained = replace(planned, avoid={"n1": "drained: a fan"})
+    assert asyncio.run(target.place(drained))["nodes"] == ["n2"]
+    with pytest.raises(NoCapacity, match=r"0 of 2 machines take new jobs \(n1: drained: a fan; n2: drained: a cable\)"):
+        asyncio.run(target.place(replace(planned, avoid={"n1": "drained: a fan", "n2": "drained: a cable"})))
 
 
 def test_names_mappings_and_defaults() -> None:

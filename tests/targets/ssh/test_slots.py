@@ -76,6 +76,30 @@ def test_jobs_of_several_nodes_do_not_take_a_part_each(
     assert sum(count for (_, method), count in asked.items() if method == "claim") == 2
 
 
+def test_the_first_attempt_waits_for_its_spare_and_a_later_one_does_not(hosts_file: Path, place: Any, run: Any) -> None:
+    text = hosts_file.read_text()
+    hosts_file.write_text(text.replace("slots: 4", "slots: 1"))
+    target = targets.load(f"ssh:{hosts_file}")
+    train = {"train": {"steps": 8}, "command": None, "resources": {"nodes": 2, "spares": 1}}
+    first, later = (target.plan(place(number=number, **train)) for number in (1, 2))
+    assert len(first.files) == len(first.commands) == 3
+
+    async def go() -> tuple[Any, Any, Any]:
+        whole = await target.place(first)
+        await target.release(whole)
+        other = await target.place(target.plan(place("true", number=3)))
+        waits = (await asyncio.gather(target.place(first), return_exceptions=True))[0]
+        again = await target.place(later)
+        for handle in (other, again):
+            await target.release(handle)
+        return whole, waits, again
+
+    whole, waits, again = run(go())
+    assert (len(whole["nodes"]), whole["spares"]) == (3, 1)
+    assert isinstance(waits, NoCapacity) and "waiting for 3 free machines" in str(waits)
+    assert (len(again["nodes"]), again["spares"]) == (2, 0)
+
+
 def test_a_job_that_gives_up_while_a_machine_is_asked_does_not_end_the_question(
     hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
 ) -> None:

@@ -366,3 +366,45 @@ def test_what_it_cannot_take_is_refused_when_the_job_is(hosts_file: Path, place:
         targets.load("ssh")
     with pytest.raises(UsageError, match="cannot be read"):
         targets.load("ssh:/no/such/file.yaml").plan(place())
+
+
+def test_the_gpus_of_hosts_are_listed_and_ranks_see_those_that_the_queue_gave_them(
+    hosts_file: Path, tmp_path: Path, place: Any, run: Any, end: Any
+) -> None:
+    document = yaml.safe_load(hosts_file.read_text())
+    for host, gpus in zip(document["hosts"], ("GPU-b1 GPU-b2", "GPU-c1 GPU-c2", ""), strict=True):
+        folder = tmp_path / host["name"]
+        folder.mkdir()
+        lines = "".join(f"echo 'GPU {n}: NVIDIA H200 (UUID: {gpu})'\n" for n, gpu in enumerate(gpus.split()))
+        memory = "".join(f"echo '{gpu}, 4'\n" for gpu in gpus.split())
+        smi = f'#!/bin/sh\ncase "$1" in\n-L) :\n{lines};;\n--query-gpu=*) :\n{memory};;\nesac\n'
+        wrapper = f'#!/bin/sh\nPATH="{folder}:$PATH" exec "{sys.executable}" "$@"\n'
+        for name, text in (("nvidia-smi", smi), ("python", wrapper)):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        host |= {"python": str(folder / "python"), "slots": 1}
+    document["hosts"].append({"host": "127.0.0.1", "name": "dead", "port": free_port()})
+    hosts_file.write_text(yaml.safe_dump(document))
+    target = targets.load(f"ssh:{hosts_file}")
+    script = 'echo "$CUDA_VISIBLE_DEVICES"'
+
+    async def go() -> None:
+        listing = await target.list_devices()
+        assert [(device.machine, device.id, device.used) for device in listing.devices["gpu"]] == [
+            ("n1", "GPU-b1", None), ("n1", "GPU-b2", None), ("n2", "GPU-c1", None), ("n2", "GPU-c2", None),
+        ]  # fmt: skip
+        assert list(listing.silent) == ["dead"]
+        handles = []
+        for number, given in enumerate(({"n2": ["GPU-c2"], "n1": ["GPU-b1"]}, {"n2": ["GPU-c1"]}), start=1):
+            planned = target.plan(place(script, number=number, resources={"nodes": len(given)}))
+            handles.append(await started(target, replace(planned, handle={**planned.handle, "devices": given})))
+        assert handles[0]["nodes"] == ["n2", "n1"]
+        assert [(await end(target, handle)).state for handle in handles] == [TargetState.SUCCEEDED] * 2
+        logs = [await target.read(handles[0], rank_log(rank), offset=0, limit=99) for rank in range(2)]
+        assert [*logs, await target.read(handles[1], rank_log(0), offset=0, limit=99)] == [
+            b"GPU-c2\n", b"GPU-b1\n", b"GPU-c1\n",
+        ]  # fmt: skip
+        for handle in handles:
+            await target.release(handle)
+
+    run(go())

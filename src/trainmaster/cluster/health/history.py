@@ -62,21 +62,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
             for finding in result.findings
             if finding.device == node.node
         ]
-        for key, device, findings in _things(node, between):
-            verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
-            bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
-            listed.append(
-                Entry(
-                    run=run,
-                    at=at,
-                    key=key,
-                    node=node.node,
-                    device=device,
-                    verdict=verdict,
-                    checks=tuple(dict.fromkeys(check for check, _ in bad)),
-                    reason=bad[0][1].reason[:_SHOWN] if bad else "",
-                )
-            )
+        listed += list_node(node, between=between, run=run, at=at)
     for silent in health.silent:
         listed.append(
             Entry(
@@ -88,6 +74,29 @@ def entries(health: ClusterHealth) -> list[Entry]:
                 verdict=Verdict.ERROR,
                 checks=("answer",),
                 reason=silent.reason[:_SHOWN],
+            )
+        )
+    return listed
+
+
+def list_node(
+    node: NodeHealth, *, between: Sequence[tuple[str, Finding]] = (), run: str = "", at: str = ""
+) -> list[Entry]:
+    """Entries of one node. `between`: findings about it of comparisons between nodes, each with the check's name."""
+    listed = []
+    for key, device, findings in _things(node, between):
+        verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
+        bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
+        listed.append(
+            Entry(
+                run=run,
+                at=at,
+                key=key,
+                node=node.node,
+                device=device,
+                verdict=verdict,
+                checks=tuple(dict.fromkeys(check for check, _ in bad)),
+                reason=bad[0][1].reason[:_SHOWN] if bad else "",
             )
         )
     return listed

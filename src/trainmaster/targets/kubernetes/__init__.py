@@ -9,7 +9,7 @@ states.py      jobs and pods as our states        pending.py     why a pod waits
 logs.py        logs of pods                       spool.py       files put together from them
 client.py      the API over HTTP                  errors.py      refusals as our errors
 kubeconfig.py  address and credentials            rights.py      what the account may do
-drain.py       nodes out of service and back
+drain.py       nodes out of service and back      kueue.py       `queue:` as labels, and why a job waits
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
 from trainmaster.targets._account import Account
+from trainmaster.targets._queueing import MAX_WAIT
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -32,7 +33,14 @@ TRAITS = Traits(
     example="cluster.yaml",
     nodes=True,
     drains=True,
+    queue={
+        "name": "label kueue.x-k8s.io/queue-name, a Kueue LocalQueue of the namespace; the job is made suspended",
+        "priority": "label kueue.x-k8s.io/priority-class, a WorkloadPriorityClass of this name; normal: none",
+        "preemptible": "Kueue preempts by the rules of its ClusterQueue; the same job goes on once admitted again",
+        "max_wait_s": MAX_WAIT,
+    },
     accounts="NAMESPACE[/SERVICE-ACCOUNT]",
+    no_spares="a lost node ends the job; `limits.attempts` brings a new one on other nodes, which resumes",
 )
 
 

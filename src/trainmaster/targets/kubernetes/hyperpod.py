@@ -11,7 +11,7 @@ from trainmaster.core import schema
 from trainmaster.core.expect import Expect
 from trainmaster.core.heartbeat import hyperpod_rules
 from trainmaster.core.spec import JobSpec
-from trainmaster.targets.kubernetes import names
+from trainmaster.targets.kubernetes import kueue, names
 from trainmaster.targets.kubernetes.pods import Object
 from trainmaster.targets.kubernetes.settings import Rules, Settings
 
@@ -75,6 +75,7 @@ def job_spec(spec: JobSpec, settings: Settings, template: Object) -> Object:
     if own.spares:
         replica |= {"spares": own.spares}
     policy: Object = {
+        **kueue.suspended(settings),
         "cleanPodPolicy": "None",  # logs of ended pods are read before they are removed
         "jobMaxRetryCount": own.restart.job_retries,
         "restartPolicy": {

@@ -15,6 +15,7 @@ from trainmaster.core.errors import Fault
 from trainmaster.core.heartbeat import Beat, prefix, words
 from trainmaster.core.secret.in_spec import is_secret
 from trainmaster.core.secret.shapes import recognise
+from trainmaster.targets.kubernetes.kueue import QUEUE_LABEL
 
 Manifest = Mapping[str, Any]
 
@@ -26,7 +27,6 @@ _RULE_NUMBERS = (
     "metricThreshold",
     "metricEvaluationDataPoints",
 )
-_QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def find_traps(manifest: Manifest) -> Iterator[Fault]:
@@ -129,10 +129,10 @@ def _hyperpod_traps(manifest: Manifest) -> Iterator[Fault]:
     count = spec.get("nprocPerNode")
     if count is not None and not isinstance(count, str):
         yield Fault(path="spec.nprocPerNode", message=f'is text in this kind; write "{count}" in quotes')
-    queue = _QUEUE in _mapping(manifest, "metadata", "labels")
+    queue = QUEUE_LABEL in _mapping(manifest, "metadata", "labels")
     for number, replica in enumerate(_list(spec, "replicaSpecs")):
         if replica.get("spares") and not queue:
-            message = f"spare pods are only kept by Kueue; add the label {_QUEUE}"
+            message = f"spare pods are only kept by Kueue; add the label {QUEUE_LABEL}"
             yield Fault(path=f"spec.replicaSpecs[{number}].spares", message=message)
     elastic = _mapping(spec, "elasticPolicy")
     if "replicaIncrementStep" in elastic and "replicaDiscreteValues" in elastic:

@@ -11,7 +11,7 @@ from typing import Any
 from trainmaster.core.container import RegistryLogin
 from trainmaster.core.plan import Plan
 from trainmaster.core.spec import JobSpec
-from trainmaster.targets.kubernetes import hyperpod, names, pods
+from trainmaster.targets.kubernetes import hyperpod, kueue, names, pods
 from trainmaster.targets.kubernetes.pods import Object, PodPlan
 from trainmaster.targets.kubernetes.settings import Kind, Settings
 
@@ -87,7 +87,7 @@ def _head(made: PodPlan, annotations: Mapping[str, str] | None = None) -> Object
     resource = RESOURCES[made.settings.kind]
     metadata: Object = {
         "name": made.name,
-        "labels": {**pods.labels(made), **pods.queue_labels(made.settings)},
+        "labels": {**pods.labels(made), **kueue.labels(made.settings)},
     }
     if merged := {**made.settings.annotations, **(annotations or {})}:
         metadata["annotations"] = merged
@@ -101,6 +101,7 @@ def _job(made: PodPlan) -> Object:
     spec: Object = {
         "completions": nodes,
         "parallelism": nodes,
+        **kueue.suspended(made.settings),
         "backoffLimit": 0,  # another try is another attempt
         "ttlSecondsAfterFinished": made.settings.ttl_s,
         "template": template,
@@ -119,6 +120,7 @@ def _pytorchjob(made: PodPlan) -> Object:
     if nodes > 1:
         replicas["Worker"] = {"replicas": nodes - 1, "restartPolicy": restart, "template": template}
     policy = {
+        **kueue.suspended(made.settings),
         "cleanPodPolicy": "None",
         "backoffLimit": made.settings.hyperpod.restart.job_retries if resumes else 0,
         "ttlSecondsAfterFinished": made.settings.ttl_s,
@@ -148,6 +150,7 @@ def _trainjob(made: PodPlan) -> Object:
     if annotations := pods.template(made)["metadata"].get("annotations"):
         metadata["annotations"] = annotations
     spec: Object = {
+        **kueue.suspended(made.settings),
         "runtimeRef": {"name": made.settings.runtime},
         "trainer": trainer,
         "podTemplateOverrides": [{"targetJobs": [{"name": "node"}], "metadata": metadata, "spec": override}],

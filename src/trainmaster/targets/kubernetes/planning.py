@@ -14,7 +14,7 @@ from trainmaster.core.workdir import find_digest
 from trainmaster.remote import job_user
 from trainmaster.remote.package import Package, pack
 from trainmaster.targets import Placement, Submission
-from trainmaster.targets.kubernetes import manifests, names
+from trainmaster.targets.kubernetes import kueue, manifests, names
 from trainmaster.targets.kubernetes.lint import find_traps
 from trainmaster.targets.kubernetes.pods import Object, PodPlan
 from trainmaster.targets.kubernetes.settings import Settings
@@ -29,6 +29,7 @@ def package() -> Package:
 def plan(placement: Placement, settings: Settings) -> Submission:
     """The submission: objects without secret values, and the handle."""
     attempt, spec = placement.attempt, placement.spec
+    settings = kueue.apply_queue(settings, spec.queue)
     pod = pod_plan(attempt, spec, settings)
     file = f"{pod.name}.yaml"
     return Submission(
@@ -38,7 +39,8 @@ def plan(placement: Placement, settings: Settings) -> Submission:
             "namespace": settings.namespace,
             "kind": settings.kind,
             "nodes": spec.resources.nodes,
-            "restarts": settings.kind == "hyperpod" or settings.hyperpod.auto_resume,
+            # Whoever restarts the pods says when the job is over; after a preemption Kueue admits the same job again.
+            "restarts": settings.kind == "hyperpod" or settings.hyperpod.auto_resume or spec.queue.preemptible,
             "ranks_per_node": spec.resources.processes_per_node,
             "folder": str(placement.job_folder.absolute() / "attempts" / attempt.rpartition(".")[2]),
         },

@@ -71,12 +71,6 @@ def labels(plan: PodPlan) -> dict[str, str]:
     return {**settings.labels, **ours}
 
 
-def queue_labels(settings: Settings) -> dict[str, str]:
-    """Labels that Kueue reads from the job's own object."""
-    labels = {"kueue.x-k8s.io/queue-name": settings.queue, "kueue.x-k8s.io/priority-class": settings.queue_priority}
-    return {name: value for name, value in labels.items() if value is not None}
-
-
 def template(plan: PodPlan, *, restart: str = "Never") -> Object:
     """Pod template: metadata and spec."""
     annotations = dict(plan.settings.annotations)

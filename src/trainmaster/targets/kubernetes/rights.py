@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.errors import TrainmasterError, UsageError
+from trainmaster.targets.kubernetes import kueue
 from trainmaster.targets.kubernetes.client import Client, Object, path_of
 from trainmaster.targets.kubernetes.errors import Denied, Missing
 from trainmaster.targets.kubernetes.kubeconfig import load_access
@@ -61,6 +62,9 @@ def needed(settings: Settings, *, shell: bool = False) -> list[Right]:
     use = "find plans that a killed run has left"
     rights.append(Right(group="", resource="configmaps", verb="list", use=use, optional=True))
     rights.append(Right(group="", resource="events", verb="list", use="explain a job without pods", optional=True))
+    use = "say why Kueue does not admit a job"
+    for verb in ("list", "watch"):
+        rights.append(Right(group=kueue.GROUP, resource="workloads", verb=verb, use=use, optional=True))
     use = "tell a lost node from a deleted pod"
     rights.append(Right(group="", resource="nodes", verb="list", use=use, cluster=True, optional=True))
     if shell:

@@ -12,7 +12,7 @@ from typing import Any
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.targets import Handle
 from trainmaster.targets._spool import Spool
-from trainmaster.targets.kubernetes import names, planning
+from trainmaster.targets.kubernetes import kueue, names, planning
 from trainmaster.targets.kubernetes.client import Client, Object, path_of
 from trainmaster.targets.kubernetes.errors import Denied, Missing, Taken
 from trainmaster.targets.kubernetes.kubeconfig import Access
@@ -43,6 +43,7 @@ class Session:
         self._logs: dict[str, PodLog] = {}
         self._over: dict[str, float] = {}  # attempt → since when its last lines are waited for
         self._has_package = False
+        self._workloads: Watch | None = None  # of Kueue; made when a job waits in a queue of it
         self._why: dict[str, tuple[float, str]] = {}
         self._not_ready: tuple[float, frozenset[str]] = (0.0, frozenset())
 
@@ -55,6 +56,8 @@ class Session:
             await log.close()
         await self.jobs.close()
         await self.pods.close()
+        if self._workloads is not None:
+            await self._workloads.close()
         await self.client.close()
 
     async def send_package(self) -> None:
@@ -80,6 +83,20 @@ class Session:
             return trim_job(await self.client.get(self.job_path(name)))
         except Missing:
             return None
+
+    async def why_queued(self, job: Mapping[str, Any]) -> str:
+        """Kueue's reason why a suspended job waits; empty where the account may not see it."""
+        try:
+            if self._workloads is None:
+                group = await self.client.get(f"/apis/{kueue.GROUP}")
+                path = path_of(str(group["preferredVersion"]["groupVersion"]), "workloads", namespace=self.namespace)
+                self._workloads = Watch(self.client, path, trim=kueue.trim_workload, label=kueue.JOB_LABEL)
+            await self._workloads.ready()
+        except Missing:
+            return f"the cluster has no Kueue ({kueue.GROUP}), so nothing admits it; install it, or name no queue"
+        except Denied as error:
+            return f"its reason cannot be read: {error}"
+        return kueue.explain(self._workloads.marked(str(job["metadata"]["uid"])))
 
     async def why_no_pods(self, name: str) -> str:
         """The newest warning about a job that has no pods."""

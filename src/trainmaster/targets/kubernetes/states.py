@@ -12,6 +12,7 @@ from typing import Any
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Handle, Poll
+from trainmaster.targets.kubernetes.kueue import QUEUE_LABEL
 from trainmaster.targets.kubernetes.pending import IMAGE_FAULTS, explain_pod
 
 Object = Mapping[str, Any]
@@ -261,8 +262,9 @@ def _alive(job: Object, newest: Mapping[int, Object], nodes: int, not_ready: fro
         text = f"pod {leaving[0]['metadata']['name']} is being ended by the cluster" if leaving else ""
         return Poll(state=TargetState.RUNNING, note=text)
     if job["suspended"]:
-        queue = (job["metadata"].get("labels") or {}).get("kueue.x-k8s.io/queue-name")
-        return Poll(state=TargetState.WAITING, note=f"suspended{f', waits in Kueue queue {queue}' if queue else ''}")
+        queue = find_queue(job)
+        text = f"suspended, waits in Kueue queue {queue}{': ' if why else ''}{why}" if queue else "suspended"
+        return Poll(state=TargetState.WAITING, note=text)
     if not newest:
         return Poll(state=TargetState.WAITING, note=why or "no pod was created yet")
     for node, pod in sorted(newest.items()):
@@ -270,6 +272,11 @@ def _alive(job: Object, newest: Mapping[int, Object], nodes: int, not_ready: fro
             which = f"node {node} of {nodes}: " if nodes > 1 else ""
             return Poll(state=TargetState.WAITING, note=which + explain_pod(pod))
     return Poll(state=TargetState.WAITING, note=why or f"{len(newest)} of {nodes} pods were created")
+
+
+def find_queue(job: Object) -> str | None:
+    """The Kueue queue of a job that is suspended."""
+    return (job["metadata"].get("labels") or {}).get(QUEUE_LABEL) if job["suspended"] else None
 
 
 def is_complete(job: Object) -> bool:

@@ -23,7 +23,7 @@ from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, 
 from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._spool import Spool
-from trainmaster.targets.kubernetes import manifests, names, planning
+from trainmaster.targets.kubernetes import kueue, manifests, names, planning
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.errors import Missing
 from trainmaster.targets.kubernetes.kubeconfig import load_access
@@ -33,6 +33,7 @@ from trainmaster.targets.kubernetes.session import Session, open_session
 from trainmaster.targets.kubernetes.settings import Kind, Settings, load_settings, with_account
 from trainmaster.targets.kubernetes.states import (
     find_end,
+    find_queue,
     has_started,
     is_complete,
     judge,
@@ -70,6 +71,9 @@ class Kubernetes:
             if stop := spool.find(_STOP):
                 for metadata in manifests.pod_metadata(item):
                     metadata.setdefault("annotations", {})[names.STOP_ANNOTATION] = stop
+            queued = kueue.QUEUE_LABEL in (item["metadata"].get("labels") or {})
+            if queued and await self._has_job(session, str(handle["name"]), str(handle["attempt"])):
+                continue  # submitted before; `suspend` is Kueue's since then
             await session.client.apply(planning.reveal(item) if item["kind"] == "Secret" else item)
         if spool.find(_RELEASED) is not None:  # meanwhile
             await self._delete(session, handle)
@@ -88,7 +92,11 @@ class Kubernetes:
             if job is None and not handle.get("submitted"):
                 return Poll(state=TargetState.WAITING, note="not submitted yet")
             pods = session.pods_of(str(handle["attempt"]))
-            why = await session.why_no_pods(str(handle["name"])) if job is not None and len(pods) == 0 else ""
+            why = ""
+            if job is not None and find_queue(job) is not None:
+                why = await session.why_queued(job)
+            elif job is not None and len(pods) == 0:
+                why = await session.why_no_pods(str(handle["name"]))
             result = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
             if not result.state.over and not handle.get("restarts"):
                 result = _see_replaced(pods, spool, handle) or result

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
 from trainmaster.targets._account import Account
+from trainmaster.targets._queueing import NO_NAME, OWN_QUEUE
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ TRAITS = Traits(
     title="machines rented from Lambda Cloud",
     option="none",
     instead={"remedy": "return the machine with `trainmaster reap`; its GPUs are remembered as bad"},
+    queue=OWN_QUEUE,
+    no_queue=NO_NAME,
+    no_spares="a machine is rented when it is needed; `limits.attempts` rents another, and the run resumes",
 )
 
 

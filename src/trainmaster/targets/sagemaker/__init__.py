@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
 from trainmaster.targets._account import Account
+from trainmaster.targets._queueing import MAX_WAIT
 from trainmaster.targets._traits import Traits
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ TRAITS = Traits(
         "isolate": "its nodes cannot be chosen: submit a job of two nodes that runs `bandwidth`, again and again",
         "remedy": "its machines are SageMaker's, a new job gets others: report the bad ones to AWS support",
     },
+    queue={"max_wait_s": MAX_WAIT},
+    no_queue={
+        "name": "a training job names no queue",
+        "priority": "training jobs have no priority",
+        "preemptible": "SageMaker stops no training job for another; `spot:` of its settings file buys spot machines",
+    },
+    no_spares="SageMaker replaces no machine of a training job; `limits.attempts` brings a new one, which resumes",
 )
 
 

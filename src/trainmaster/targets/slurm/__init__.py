@@ -5,6 +5,7 @@ over SSH; `slurm:lab` the file lab.yaml in the folder of TRAINMASTER_HOSTS.
 
 settings.py   the cluster file                  queue.py       one listing for all jobs
 target.py     the target                        outcome.py     how an attempt stands and how it ended
+queue_options.py  `queue:` as options of sbatch
 script.py     the batch script                  remote/slurm/  what runs on the login node and the compute nodes
 drain.py      nodes out of service and back     identity.py    which cluster and user it is
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
 from trainmaster.targets._account import Account
+from trainmaster.targets._queueing import MAX_WAIT
 from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
@@ -29,7 +31,14 @@ TRAITS = Traits(
     example="cluster.yaml",
     nodes=True,
     drains=True,
+    queue={
+        "name": "sbatch --qos; the partition is slurm.partition",
+        "priority": "sbatch --nice, --qos or --priority, as `priorities:` of the cluster file states it",
+        "preemptible": "sbatch --requeue; it saves when Slurm preempts it, and goes back into the queue by itself",
+        "max_wait_s": MAX_WAIT,
+    },
     accounts="UNIX-USER",
+    no_spares="a lost node ends the Slurm job; `limits.attempts` brings a new one on other nodes, which resumes",
 )
 
 

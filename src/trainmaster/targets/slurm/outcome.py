@@ -29,7 +29,7 @@ def judge(rows: Sequence[SlurmJob] | None, facts: Mapping[str, Any], *, attempt:
     for state in (TargetState.UNKNOWN, TargetState.RUNNING, TargetState.WAITING):
         for row in rows:
             if translate(row.state).state is state:
-                return Poll(state=state, note=_describe(row, len(rows)))
+                return Poll(state=state, note=_describe(row, len(rows), str(facts.get("preempted", ""))))
     return _end(rows, facts, attempt)
 
 
@@ -42,9 +42,11 @@ def _not_submitted(facts: Mapping[str, Any], attempt: str) -> Poll:
     return Poll(state=TargetState.FAILED, exit=record, note=record.message)
 
 
-def _describe(row: SlurmJob, tasks: int) -> str:
+def _describe(row: SlurmJob, tasks: int, preempted: str) -> str:
     meaning = translate(row.state)
     text = explain_pending(row.reason) if row.state.upper() == "PENDING" else meaning.text
+    if preempted and meaning.state is TargetState.WAITING:
+        text = f"preempted by Slurm at {preempted}, saved; {text}"
     which = f"task {row.task}: " if tasks > 1 and text else ""
     return f"{which}{text}"
 
@@ -87,6 +89,9 @@ def _correct(record: ExitRecord, row: SlurmJob | None, facts: Mapping[str, Any])
     """A record whose reason is an agent's guess, with the reason that Slurm states."""
     if row is None or row.state not in _BY_SLURM or record.reason not in _GUESSED:
         return record
+    if row.state == "CANCELLED" and facts.get("stop") is not None and record.reason is Reason.PREEMPTED:
+        # The record is of its last run: it was preempted, waited again, and was taken out of the queue.
+        return _stopped(facts, record.attempt, "; it was preempted and waited to go on")
     if row.state == "CANCELLED" and (facts.get("stop") is not None or facts.get("released")):
         return record  # that was our own scancel
     reason = translate(row.state).reason

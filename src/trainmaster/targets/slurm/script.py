@@ -2,6 +2,9 @@
 
 One srun starts one node program on each node (node_start.py), which writes the node's plan and runs the agent. Before
 the time limit Slurm sends SIGUSR1 to this script, which asks the agents to save and stop.
+
+Slurm requeues a preempted job only when it has killed it at the end of the grace time. A run that saves and ends within
+it would count as failed: with `--requeue` the script puts the job back into the queue itself.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from trainmaster.core.errors import TargetError
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.vendors.slurm import SlurmOptions
-from trainmaster.remote.slurm.layout import COMMENT
+from trainmaster.remote.slurm.layout import COMMENT, PREEMPTED_FILE
 from trainmaster.targets.slurm.settings import SlurmSettings
 
 _SIGNAL_MARGIN_S = 90.0  # Slurm may send the signal up to 60 s early or late; the record needs time too
@@ -23,14 +26,25 @@ _BODY = """
 set -u
 base={base}
 units="$base"{units}
+again="${{SLURM_RESTART_COUNT:+-r$SLURM_RESTART_COUNT}}"  # the folders of this start
 export PYTHONPATH={package} PYTHONSAFEPATH=1
 {setup}
 ask_to_stop() {{
-  for folder in "$units"-node-*; do
+  for folder in "$units"-node-*"$again"; do
     if [ -d "$folder" ] && [ ! -e "$folder/stop" ]; then echo "$1" >"$folder/stop"; fi
   done
 }}
-trap 'ask_to_stop "timed_out: the time limit of the Slurm job is near"' USR1
+is_preempted() {{  # in this start: Slurm keeps the time of an earlier one
+  facts=" $(scontrol show job --oneliner "$SLURM_JOB_ID" 2>/dev/null)"
+  [[ $facts =~ [[:space:]]PreemptTime=([0-9][0-9T:-]+) ]] || return 1
+  at=${{BASH_REMATCH[1]}}
+  [[ $facts =~ [[:space:]]StartTime=([0-9][0-9T:-]+) ]] && [[ ! $at < ${{BASH_REMATCH[1]}} ]]
+}}
+near_end() {{
+  if is_preempted; then ask_to_stop "preempted: Slurm gives its nodes to another job"
+  else ask_to_stop "timed_out: the time limit of the Slurm job is near"; fi
+}}
+trap near_end USR1
 trap 'ask_to_stop "preempted: Slurm ends the job"' TERM
 
 {srun} &
@@ -41,8 +55,14 @@ while :; do
   kill -0 "$step" 2>/dev/null || break
 done
 # A run that was asked to stop ends with 0 on its nodes, so that no node cuts off the save of another.
-if [ "$code" -eq 0 ] && grep -L '"ok": true' "$units"-node-*/exit.json | grep -q .; then code=75; fi
-exit "$code"
+if [ "$code" -eq 0 ] && grep -L '"ok": true' "$units"-node-*"$again"/exit.json | grep -q .; then code=75; fi
+{requeue}exit "$code"
+"""
+_REQUEUE = """if [ "$code" -ne 0 ] && [ ! -e "$base/stop" ] && [ ! -e "$base/released" ] && is_preempted; then
+  trap - TERM
+  echo "$at" >"$base/{preempted}"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
 """
 
 
@@ -74,6 +94,7 @@ def render_script(job: Job) -> str:
         package=shlex.quote(job.package),
         setup="\n".join(job.settings.setup),
         srun=_srun(job),
+        requeue=_REQUEUE.format(preempted=PREEMPTED_FILE) if job.options.requeue else "",
     )
     return "\n".join(lines) + body
 

@@ -5,6 +5,7 @@
     python: /shared/venv/bin/python      of the compute nodes
     setup: ["module load cuda/12"]       lines of the batch script before the start
     defaults: {partition: gpu, account: lab, exclude: [n7]}
+    priorities: {high: --qos=high}       option of sbatch for a word of `queue.priority`
 
 The file holds no secret; `login` takes the fields of a host of a hosts file.
 """
@@ -21,6 +22,7 @@ from typing import Literal
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
 from trainmaster.core.vendors.slurm import SlurmOptions
+from trainmaster.targets.slurm.queue_options import PRIORITY
 from trainmaster.targets.ssh import hosts as ssh_hosts
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts
 
@@ -47,6 +49,9 @@ class _File:
         default=False, doc="drain a node whose pre-flight check failed; needs the rights of an operator"
     )
     defaults: SlurmOptions = field(factory=SlurmOptions, doc="options of every job that does not state them")
+    priorities: dict[str, str] = field(
+        factory=dict, doc="option of sbatch for a word of queue.priority: --qos=…, --nice=… or --priority=…"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,7 @@ class SlurmSettings:
     poll_s: float = 2.0
     drain: bool = False
     defaults: SlurmOptions = SlurmOptions()
+    priorities: tuple[tuple[str, str], ...] = ()
 
 
 def parse_settings(document: object, folder: Path) -> SlurmSettings:
@@ -76,6 +82,10 @@ def parse_settings(document: object, folder: Path) -> SlurmSettings:
     for number, line in enumerate(file.setup):
         if "\n" in line:
             faults.append(Fault(path=f"setup[{number}]", message="one line of shell each; split it"))
+    for word, option in file.priorities.items():
+        if not PRIORITY.fullmatch(option):
+            message = f"{option!r:.80} is no priority; write for example --qos=high, --nice=-100 or --priority=5000"
+            faults.append(Fault(path=f"priorities.{word}", message=message))
     if faults:
         raise SpecError(faults)
     login, known_hosts = None, None
@@ -98,6 +108,7 @@ def parse_settings(document: object, folder: Path) -> SlurmSettings:
         poll_s=file.poll_s,
         drain=file.drain,
         defaults=file.defaults,
+        priorities=tuple(sorted(file.priorities.items())),
     )
 
 

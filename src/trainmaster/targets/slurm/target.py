@@ -37,6 +37,7 @@ from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets.slurm import leftovers
 from trainmaster.targets.slurm.outcome import judge
 from trainmaster.targets.slurm.queue import Queue, queue
+from trainmaster.targets.slurm.queue_options import apply_queue
 from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
 from trainmaster.targets.slurm.settings import SlurmSettings, package_digest
 
@@ -44,6 +45,7 @@ _RANK_LOG = re.compile(r"rank-([0-9]{1,6})\.log")
 _OF_NODE = re.compile(rf"{OUTPUTS_FOLDER}/node-([0-9]{{1,6}})/(.+)", re.DOTALL)
 _OWN = (AGENT_LOG, EVENTS_FILE, EXIT_FILE)
 _MAX_TASKS = 1000
+_RESTS = "BeginTime"  # why a job waits that was requeued, for its first two minutes
 
 
 class Slurm:
@@ -53,7 +55,8 @@ class Slurm:
         self.settings = settings
 
     def plan(self, placement: Placement) -> Submission:
-        spec, options = placement.spec, placement.spec.slurm.over(self.settings.defaults)
+        spec, words = placement.spec, dict(self.settings.priorities)
+        options = apply_queue(spec.slurm.over(self.settings.defaults), spec.queue, stated=spec.slurm, words=words)
         tasks = expand_tasks(options.array) if options.array is not None else None
         if tasks is not None and len(tasks) > _MAX_TASKS:
             raise TargetError(f"slurm: an array of {len(tasks):,} tasks; at most {_MAX_TASKS:,} are one job")
@@ -108,7 +111,8 @@ class Slurm:
                 return judge([], await self._facts(where, handle, end=job is not None), attempt=str(handle["attempt"]))
             rows = [row for row in await where.find(str(job)) if row.belongs(str(handle["name"]))]
             over = all(translate(row.state).state.over for row in rows)
-            facts = await self._facts(where, handle, end=True) if over else {}
+            rests = any(row.reason == _RESTS for row in rows)
+            facts = await self._facts(where, handle, end=over) if over or rests else {}
         except Unreachable as error:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
         except TargetError as error:

@@ -6,7 +6,7 @@ hosts.py     the hosts file                       connect.py    connections, hos
 target.py    the target                           session.py    one connection per host, many requests
 channel.py   the bootstrap's process, its lines   slots.py      places of an attempt
 transfer.py  files and trees, both ways           data_pipe.py  bulk data over the machine's own ssh
-identity.py  which machine and user a login is
+identity.py  which machine and user a login is    combine.py    state of an attempt on several machines
 remote/      what runs on the node
 """
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
 from trainmaster.targets._account import Account
+from trainmaster.targets._queueing import DRAIN_HERE, NO_NAME, OWN_QUEUE
 from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
 
 if TYPE_CHECKING:
@@ -29,8 +30,11 @@ TRAITS = Traits(
     example="hosts.yaml",
     required=True,
     nodes=True,
-    instead={"remedy": "name the one that runs on these hosts, or leave the bad ones out of the hosts file"},
+    instead={"remedy": f"name the one that runs on these hosts, or {DRAIN_HERE}"},
     accounts="UNIX-USER",
+    queue=OWN_QUEUE,
+    no_queue=NO_NAME,
+    spares="so many more machines of the hosts file hold a slot, are checked, and wait with an agent",
 )
 
 

@@ -58,7 +58,7 @@ class SshHost:
     lost_after_s: float = field(
         default=600.0, gt=0, doc="a machine that does not answer for so long is lost, and its jobs go elsewhere"
     )
-    slots: int = field(default=1, ge=1, le=1024, doc="jobs at the same time")
+    slots: int = field(default=1, ge=1, le=1024, doc="jobs at the same time, where the host has no GPU")
     price_per_hour: float | None = field(
         default=None, ge=0, le=1_000_000, doc="dollars an hour, for `cost` and budgets"
     )

@@ -28,6 +28,7 @@ class Offer:
     free: int
     held: bool  # the attempt has a slot there already
     knows: bool  # its job was there before
+    bare: bool = True  # it has no GPU, as it can prove
 
 
 class SlotTable:
@@ -81,25 +82,37 @@ class SlotTable:
     async def _offers(self, session: Session, attempts: list[str]) -> dict[str, Offer | TargetError]:
         reply = await session.request("offer", attempts=attempts, slots=session.host.slots)
         free, held, knows = reply.number("free"), reply.result.get("held"), reply.result.get("knows")
+        bare = reply.flag("bare")
         if not isinstance(held, list) or not isinstance(knows, list):
             raise malformed(f"{session.host.name}: an offer without its lists")
         self.free = free - self._taking
-        return {attempt: Offer(free=free, held=attempt in held, knows=attempt in knows) for attempt in attempts}
+        return {
+            attempt: Offer(free=free, held=attempt in held, knows=attempt in knows, bare=bare) for attempt in attempts
+        }
 
 
 _TABLES: weakref.WeakKeyDictionary[Session, SlotTable] = weakref.WeakKeyDictionary()
 
 
-async def claim(session: Session, attempt: str) -> bool:
+_UNCOUNTED = 1 << 20  # jobs on a machine whose GPUs were given out: the queue counts those, not slots
+
+
+async def claim(session: Session, attempt: str, *, counted: bool = True) -> bool:
     """Take a slot of a machine, or find it taken already."""
-    return (await session.request("claim", attempt=attempt, slots=session.host.slots)).flag("held")
+    most = session.host.slots if counted else _UNCOUNTED
+    return (await session.request("claim", attempt=attempt, slots=most)).flag("held")
 
 
-async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> list[Session]:
-    """One slot on each of as many machines as wanted: first where it has one, then where its job was before."""
+async def reserve(sessions: Sequence[Session], attempt: str, wanted: int, *, bare: bool = False) -> list[Session]:
+    """One slot on each of as many machines as wanted: first where it has one, then where its job was before.
+
+    `bare`: only on machines that prove to have no GPU.
+    """
     tables = [_TABLES.setdefault(session, SlotTable()) for session in sessions]
     futures = [table.request_offer(session, attempt) for table, session in zip(tables, sessions, strict=True)]
     offers = await _collect(tables, futures, wanted)
+    if bare:
+        offers = [_refuse_gpus(session.host.name, offer) for session, offer in zip(sessions, offers, strict=True)]
     order = [
         (not offer.held, not offer.knows, position)
         for position, offer in enumerate(offers)
@@ -127,6 +140,12 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int) -> lis
             elif held:
                 taken.append(sessions[position])
     return taken
+
+
+def _refuse_gpus(name: str, offer: Offer | TargetError) -> Offer | TargetError:
+    if isinstance(offer, Offer) and not offer.bare:
+        return TargetError(f"{name} may have GPUs that the queue has not heard of; cancel the job and submit it again")
+    return offer
 
 
 async def _collect(

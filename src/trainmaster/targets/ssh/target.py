@@ -8,31 +8,37 @@ attempt start, or what has started is killed again. The attempt is over when eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainmaster.core.errors import NoAccess, NodeLost, TargetError, Unreachable
+from trainmaster.core.errors import NoAccess, NoCapacity, NodeLost, TargetError, Unreachable
 from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     PLAN_FILE,
     WORK_FOLDER,
-    ExitRecord,
     Plan,
 )
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
+from trainmaster.queueing.state import DeviceListing
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import check_range
+from trainmaster.remote.devices import Gpu
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Pull, Submission
 from trainmaster.targets._answers import clean, malformed
+from trainmaster.targets._devices import KEY, find_gpus, to_device
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets.ssh import slots, transfer, workfolder
+from trainmaster.targets.ssh.combine import SPARES, combine, count_places, read_poll
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts, with_user
 from trainmaster.targets.ssh.session import Reply, Session, session
-from trainmaster.targets.ssh.streams import read_files, split_body
+from trainmaster.targets.ssh.streams import read_files, read_gpus, split_body
+
+_LISTING_S = 10.0  # for nvidia-smi of a machine; one that hangs is not waited for
 
 
 class Ssh:
@@ -44,22 +50,28 @@ class Ssh:
         self._path, self._user = path, user
 
     def plan(self, placement: Placement) -> Submission:
-        hosts, nodes = self.hosts().hosts, placement.spec.resources.nodes
-        if nodes > len(hosts):
-            raise TargetError(f"ssh: the spec asks for {nodes} nodes, {self._path.name} lists {len(hosts)}")
-        return plan_on(hosts[:nodes], placement)
+        hosts, resources = self.hosts().hosts, placement.spec.resources
+        if resources.machines > len(hosts):
+            asks = f"{resources.nodes} nodes" + (f" and {resources.spares} spares" if resources.spares else "")
+            raise TargetError(f"ssh: the spec asks for {asks}, {self._path.name} lists {len(hosts)}")
+        return plan_on(hosts[: resources.machines], placement)
 
     async def place(self, submission: Submission) -> Handle:
-        """Reserve one slot on each of as many machines as the job has nodes."""
-        attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
+        """Reserve one slot on each of as many machines as the job has nodes and spares."""
+        wanted, spares = len(submission.files), int(submission.handle.get(SPARES, 0))
         sessions = self._sessions()
         missing = [node.host.key for node in sessions if not _has_key(node.host)]
         if sessions and len(missing) == len(sessions):  # no machine can be asked, however long one waits
             raise NoAccess(f"ssh: the key {missing[0]} cannot be read here; nothing was sent")
-        taken = await slots.reserve(sessions, attempt, wanted)
+        if KEY in submission.handle:
+            taken = self._nodes({"nodes": list(submission.handle[KEY])})
+            await _all_held(taken, str(submission.handle["attempt"]))
+        else:
+            taken = await _reserve(sessions, submission)
         prices = [node.host.price_per_hour for node in taken]
         priced = {} if None in prices else {"price_cents_per_hour": 100 * sum(price for price in prices if price)}
-        return {**submission.handle, "nodes": [node.host.name for node in taken], **priced}
+        held = {SPARES: len(taken) - (wanted - spares)} if spares else {}
+        return {**submission.handle, "nodes": [node.host.name for node in taken], **held, **priced}
 
     async def submit(self, submission: Submission) -> Handle:
         handle, nodes = submission.handle, self._nodes(submission.handle)
@@ -67,16 +79,16 @@ class Ssh:
         secrets = job_user.find_secrets(plans[0].spec)
         try:
             for node in nodes:
-                if not await slots.claim(node, str(handle["attempt"])):
+                if not await slots.claim(node, str(handle["attempt"]), counted=KEY not in handle):
                     raise TargetError(f"ssh: {node.host.name} gave the slot of this attempt to another job")
             if submission.work is not None:
                 await workfolder.send(submission.work, nodes, str(handle["attempt"]))
             if submission.pulls:
                 await _all(_fetch(node, str(handle["attempt"]), submission.pulls) for node in nodes)
             address, port = await _rendezvous(nodes, str(handle["attempt"])) if len(nodes) > 1 else ("127.0.0.1", None)
-            for rank, (node, plan) in enumerate(zip(nodes, plans, strict=True)):
+            for rank, (node, plan) in enumerate(zip(nodes, plans, strict=False)):  # it may have fewer spares
                 folder, checkpoints = _folders(node.host, plan.attempt, plan.spec.resume_from, name=node.host.name)
-                ours = replace(plan, folder=folder, checkpoints=checkpoints)
+                ours = replace(plan, folder=folder, checkpoints=checkpoints, gpus=find_gpus(handle, node.host.name))
                 ours = replace(ours, node_rank=rank, master_addr=address, master_port=port)
                 await node.request("submit", plan=ours.to_json(), secrets=secrets)
         except Unreachable as error:
@@ -87,6 +99,25 @@ class Ssh:
             await _each(node.request("release", attempt=handle["attempt"]) for node in nodes)
             raise
         return {**handle, "submitted": True}
+
+    async def list_devices(self) -> DeviceListing:
+        """GPUs of every machine that answers in time; hosts without any are given out by their slots."""
+        sessions = self._sessions()
+        replies = await _each(_in_time(node.request("list_gpus")) for node in sessions)
+        gpus: dict[str, list[Gpu]] = {}
+        silent: dict[str, str] = {}
+        for name, reply in zip([node.host.name for node in sessions], replies, strict=True):
+            try:
+                if isinstance(reply, TargetError):
+                    raise reply
+                gpus[name] = read_gpus(name, reply)
+            except TargetError as error:
+                silent[name] = clean(str(error))[:300]
+        listed = [to_device(name, gpu) for name, some in gpus.items() for gpu in some]
+        return DeviceListing(devices={"gpu": listed}, silent=silent, answered=list(gpus))
+
+    def list_machines(self) -> list[str]:
+        return [host.name for host in self.hosts().hosts]
 
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
         from trainmaster.targets.ssh.nodes import SshNodes
@@ -99,7 +130,7 @@ class Ssh:
     async def poll(self, handle: Handle) -> Poll:
         nodes = self._nodes(handle)
         replies = await _each(node.request("poll", attempt=handle["attempt"]) for node in nodes)
-        return _combine([_poll(node, reply) for node, reply in zip(nodes, replies, strict=True)], handle)
+        return combine([read_poll(node, reply) for node, reply in zip(nodes, replies, strict=True)], handle, replies)
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         rank, name = _find_stream(stream, handle)
@@ -147,7 +178,7 @@ class Ssh:
                 fault = f"{node.host.name} is lost, and with it what it had"
                 files.append(FileSize(name=f"{OUTPUTS_FOLDER}/node-{rank}", size_bytes=0, fault=fault))
                 continue
-            files += [rename(file, rank) for file in read_files(node, reply)]
+            files += [rename(file, rank, nodes=count_places(handle)) for file in read_files(node, reply)]
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
@@ -206,13 +237,36 @@ class Ssh:
         return [by_name[name] for name in handle["nodes"]]
 
 
+async def _reserve(sessions: Sequence[Session], submission: Submission) -> list[Session]:
+    """Machines by their slots: none that is drained, and none with GPUs, which are the queue's to give out.
+
+    The first attempt waits for every spare; a later one, after a loss, takes those that are there.
+    """
+    attempt, wanted = str(submission.handle["attempt"]), len(submission.files)
+    least = wanted if attempt.endswith(".1") else wanted - int(submission.handle.get(SPARES, 0))
+    open_ones = [node for node in sessions if node.host.name not in submission.avoid]
+    if len(open_ones) < least:
+        closed = "; ".join(f"{name}: {why}" for name, why in submission.avoid.items())
+        raise NoCapacity(f"ssh: {len(open_ones)} of {len(sessions)} machines take new jobs ({closed or 'too few'})")
+    bare = not all(map(_hides_gpus, submission.files.values()))
+    for count in range(min(wanted, len(open_ones)), least, -1):
+        with contextlib.suppress(NoCapacity):
+            return await slots.reserve(open_ones, attempt, count, bare=bare)
+    return await slots.reserve(open_ones, attempt, least, bare=bare)
+
+
+def _hides_gpus(plan: str) -> bool:
+    """Whether the ranks of a plan see no GPU by their own environment."""
+    return Plan.from_json(plan).spec.env.get("CUDA_VISIBLE_DEVICES") == ""
+
+
 def _has_key(host: SshHost) -> bool:
     """Whether the key file that a hosts file names can be read; without one the agent or ~/.ssh decides."""
     return host.key is None or os.access(Path(host.key).expanduser(), os.R_OK)
 
 
 def plan_on(hosts: Sequence[SshHost], placement: Placement) -> Submission:
-    """Submission for these machines, whose names are not known yet."""
+    """Submission for these machines, whose names are not known yet; spares are the last of them."""
     spec, nodes = placement.spec, len(hosts)
     files = {}
     for rank, host in enumerate(hosts):
@@ -233,6 +287,7 @@ def plan_on(hosts: Sequence[SshHost], placement: Placement) -> Submission:
             "attempt": placement.attempt,
             "nodes": [],
             "ranks_per_node": spec.resources.processes_per_node,
+            **({SPARES: spec.resources.spares} if spec.resources.spares else {}),
         },
         files=files,
         commands=tuple(("ssh", f"NODE-{rank}", *agent) for rank in range(nodes)),
@@ -257,6 +312,20 @@ async def _each(questions: Iterable[Awaitable[Reply]]) -> list[Reply | TargetErr
             return error
 
     return await asyncio.gather(*map(reply_or_error, questions))
+
+
+async def _in_time(question: Awaitable[Reply]) -> Reply:
+    try:
+        return await asyncio.wait_for(question, _LISTING_S)
+    except TimeoutError:
+        raise Unreachable(f"it did not say within {_LISTING_S:g} s which GPUs it has") from None
+
+
+async def _all_held(nodes: Sequence[Session], attempt: str) -> None:
+    """Hold the machines whose devices the queue gave to an attempt."""
+    for node in nodes:
+        if not await slots.claim(node, attempt, counted=False):
+            raise NoCapacity(f"ssh: {node.host.name} takes no more jobs")
 
 
 async def _all(questions: Iterable[Awaitable[Reply]]) -> None:
@@ -289,7 +358,7 @@ async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]
     address, port = reply.result.get("address"), reply.number("port")
     if not isinstance(address, str) or not re.fullmatch(r"[A-Za-z0-9.:%_-]{1,255}", address) or not 0 < port < 65536:
         raise malformed(f"{first.host.name}: no address to meet at")
-    polled = [_poll(node, await node.request("poll", attempt=attempt)) for node in nodes]
+    polled = [read_poll(node, await node.request("poll", attempt=attempt)) for node in nodes]
     if any(poll.state is not TargetState.WAITING for poll in polled):
         return address, port  # agents have begun: the port is theirs
     await first.request("listen", address=address, port=port)
@@ -310,51 +379,6 @@ async def _rendezvous(nodes: Sequence[Session], attempt: str) -> tuple[str, int]
 
 def _dial(nodes: Sequence[Session], address: str, port: int) -> list[Awaitable[Reply]]:
     return [node.request("dial", address=address, port=port) for node in nodes]
-
-
-def _poll(node: Session, reply: Reply | TargetError) -> Poll:
-    if isinstance(reply, TargetError):
-        return Poll(state=TargetState.LOST if node.lost else TargetState.UNKNOWN, note=str(reply))
-    result = reply.result
-    try:
-        state = TargetState(str(result.get("state")))
-    except ValueError:
-        return Poll(state=TargetState.UNKNOWN, note=f"{node.host.name}: a state that is none")
-    record = result.get("exit")
-    exit_ = ExitRecord.read(record.encode(), attempt=node.host.name) if isinstance(record, str) else None
-    if state in (TargetState.SUCCEEDED, TargetState.FAILED) and exit_ is None:
-        return Poll(state=TargetState.UNKNOWN, note=f"{node.host.name}: an end without a record")
-    if state is TargetState.SUCCEEDED and exit_ is not None and not exit_.ok:
-        state = TargetState.FAILED
-    return Poll(state=state, exit=exit_, note=clean(str(result.get("note", "")))[:2000])
-
-
-def _combine(polls: Sequence[Poll], handle: Handle) -> Poll:
-    """State of the whole attempt. One agent that failed ends it: its peers only wait for it."""
-    if not polls:
-        return Poll(state=TargetState.WAITING, note="not placed yet")
-    names = list(handle["nodes"])
-    failed = [(poll.exit.ended_at, rank) for rank, poll in enumerate(polls) if poll.exit and not poll.exit.ok]
-    if failed:
-        rank = min(failed)[1]
-        return _named(polls[rank], names[rank], len(names))
-    for state in (TargetState.LOST, TargetState.UNKNOWN, TargetState.RUNNING, TargetState.WAITING):
-        for rank, poll in enumerate(polls):
-            if poll.state is state:
-                if state is TargetState.WAITING and handle.get("submitted"):
-                    note = f"{names[rank]}: its folder there was removed"
-                    return Poll(state=TargetState.LOST, note=note)
-                return _named(poll, names[rank], len(names))
-    return polls[0]
-
-
-def _named(poll: Poll, name: str, nodes: int) -> Poll:
-    """A node's state with its name where there are several."""
-    if nodes > 1 and poll.exit is not None and not poll.exit.message.startswith(f"{name}:"):
-        poll = replace(poll, exit=replace(poll.exit, message=f"{name}: {poll.exit.message}"))
-    if not poll.note or poll.note.startswith(f"{name}:") or (nodes == 1 and poll.exit is not None):
-        return poll
-    return replace(poll, note=f"{name}: {poll.note}")
 
 
 def _pairs(reply: Reply | TargetError) -> list[tuple[str, str]]:

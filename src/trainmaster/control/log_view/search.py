@@ -1,0 +1,126 @@
+"""Search in the logs of an attempt with regular expressions, in a process that can be stopped (grep.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainmaster.control import logs
+from trainmaster.control.log_view import grep
+from trainmaster.core.errors import UsageError
+from trainmaster.storage import Store
+from trainmaster.store.database import Database
+from trainmaster.store.rows import AttemptRow, JobRow
+
+LONGEST = 200  # characters of an expression
+SECONDS = 1.0  # of one search; it goes on where it stopped when it is asked again
+_GRACE_S = 20.0  # on a busy machine: what an expression may use is seconds of CPU, and grep.py limits them
+_PIECE = 1 << 20
+MOST_AT_ONCE = 2  # searches of a server: each may keep a core busy for its seconds
+
+ERROR = r"\b(ERROR|CRITICAL|FATAL|Traceback|[A-Za-z.]{0,80}(Error|Exception):|Segmentation fault|NCCL WARN|Killed)"
+WARNING = rf"\bWARN(ING)?\b|{ERROR}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line of one stream, by its first byte."""
+
+    stream: str
+    offset: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Lines that match. `next`: offset at which a further search goes on; None: the log was searched to its end."""
+
+    lines: tuple[LogLine, ...]
+    next: int | None
+    fault: str | None = None  # why there was no search: a fault of the expression
+
+
+async def search(
+    db: Database,
+    storage: Store,
+    job: JobRow,
+    attempt: AttemptRow,
+    stream: str,
+    *,
+    slots: asyncio.Semaphore,
+    pattern: str,
+    ignore_case: bool = False,
+    offset: int = 0,
+    limit: int = 200,
+    seconds: float = SECONDS,
+) -> Found:
+    """Lines of a stream from an offset that an expression matches, for so many seconds at most.
+
+    `slots` are the searches that may run at once; the others wait.
+    """
+    if len(pattern) > LONGEST:
+        raise UsageError(f"an expression has {LONGEST} characters at most")
+    path = _path(storage, job, attempt, stream) if logs.is_over(job, attempt) else None
+    request = {"pattern": pattern, "ignore_case": ignore_case, "offset": offset, "limit": limit, "seconds": seconds,
+               "path": path}  # fmt: skip
+    async with slots:
+        program = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(Path(grep.__file__)), stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=1 << 20, env={},
+        )  # fmt: skip
+        assert program.stdin is not None and program.stdout is not None
+        lines: list[LogLine] = []
+        feeding: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(seconds + _GRACE_S):
+                program.stdin.write(json.dumps(request).encode() + b"\n")
+                if path is None:
+                    pieces = _pieces(db, storage, job, attempt, stream, offset=offset)
+                    feeding = asyncio.create_task(_feed(program.stdin, pieces))
+                async for raw in program.stdout:
+                    answer = json.loads(raw)
+                    if "fault" in answer:
+                        return Found(lines=(), next=None, fault=answer["fault"])
+                    if "next" in answer:
+                        return Found(lines=tuple(lines), next=None if answer["done"] else answer["next"])
+                    lines.append(LogLine(stream=stream, offset=answer["at"], text=answer["text"]))
+        except TimeoutError:
+            return Found(lines=tuple(lines), next=None, fault="the server is too busy to search now; try again")
+        finally:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
+            with contextlib.suppress(ProcessLookupError):
+                program.kill()
+            await program.wait()
+    return Found(lines=tuple(lines), next=None, fault="the expression takes too long on this log; make it simpler")
+
+
+def _path(storage: Store, job: JobRow, attempt: AttemptRow, stream: str) -> str | None:
+    """The file itself where storage is a folder of this machine; a gigabyte need not go through a pipe."""
+    if "://" in storage.url:
+        return None
+    root = Path(storage.url)
+    place = root / "jobs" / job.id / "attempts" / str(attempt.number) / stream
+    return str(place) if place.is_file() and place.resolve().is_relative_to(root.resolve()) else None
+
+
+async def _pieces(
+    db: Database, storage: Store, job: JobRow, attempt: AttemptRow, stream: str, *, offset: int
+) -> AsyncIterator[bytes]:
+    while piece := await logs.read(db, storage, job, attempt, stream, offset=offset, limit=_PIECE):
+        yield piece
+        offset += len(piece)
+
+
+async def _feed(pipe: asyncio.StreamWriter, pieces: AsyncIterator[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        async for piece in pieces:
+            pipe.write(piece)
+            await pipe.drain()
+    pipe.close()

@@ -1,0 +1,1 @@
+"""Our own queue at work, and sets of runs."""

@@ -1,0 +1,104 @@
+"""Sets of runs: submit one, begin its next trials, cancel it.
+
+A set and all its trials are rows of one transaction. A trial becomes a job when fewer than `parallel` of the set are
+open; the job and the mark that the trial has begun are one transaction too. So a control plane that dies at any moment
+neither loses a trial nor begins one twice, and several of them may advance the same set. Everything else about a trial
+is what is known of its job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from trainmaster import targets
+from trainmaster.control import budget, failpoints
+from trainmaster.control import submit as submitting
+from trainmaster.core.config.sweep import Sweep
+from trainmaster.core.errors import JobFinal, JobMissing, TrainmasterError, UsageError
+from trainmaster.store import audit, tokens
+from trainmaster.store.capacity import sets
+from trainmaster.store.capacity.sets import SetRow, TrialRow
+from trainmaster.store.database import Connection, Database
+from trainmaster.targets import Target
+
+
+class _NotNow(TrainmasterError):
+    """The trial has begun elsewhere, or its set was cancelled."""
+
+
+def submit_set(
+    db: Database, sweep: Sweep, *, load: Callable[[str], Target] = targets.load, by: str = submitting.LOCAL
+) -> SetRow:
+    """A new set. A trial that its target cannot take is refused before there is a row."""
+    checked = [submitting.check(db, trial.spec, load=load) for trial in sweep.trials]
+    words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
+    set_id, at = str(uuid.uuid4()), datetime.now(UTC)
+    name = None if by in tokens.RESERVED else by
+    with failpoints.around("commit set"), db.write() as conn:
+        for price in dict.fromkeys(prices):
+            budget.admit(conn, sweep.project, price=price, now=at)
+        sets.insert_set(conn, set_id, sweep, by=name, at=at, words=words)
+        detail = {"name": sweep.name, "project": sweep.project, "trials": len(sweep.trials)}
+        audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)
+    row = sets.find_set(db, set_id)
+    assert row is not None
+    return row
+
+
+def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> None:
+    """Begin the trials whose turn it is, and cancel the jobs of sets that are cancelled."""
+    for row in sets.list_unfinished(db):
+        trials = sets.list_trials(db, row.id)
+        if row.cancel_at is not None:
+            _cancel_jobs(db, row, trials)
+            continue
+        waiting = [trial for trial in trials if trial.job_id is None]
+        room = row.parallel - sum(trial.open is True for trial in trials)
+        if all(_begin(db, row, trial, load) for trial in waiting[: max(room, 0)]) and len(waiting) <= room:
+            with failpoints.around("commit set over"), db.write() as conn:
+                sets.mark_over(conn, row.id)
+
+
+def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
+    """No further trial begins, and those that are open are asked to save and stop."""
+    with failpoints.around("commit set cancel"), db.write() as conn:
+        sets.request_cancel(conn, set_id, at=datetime.now(UTC))
+        audit.record(conn, who=by, action="set.cancel", subject=f"set:{set_id}")
+    row = sets.find_set(db, set_id)
+    assert row is not None
+    _cancel_jobs(db, row, sets.list_trials(db, set_id))
+
+
+def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Target]) -> bool:
+    """Make the job of a trial; False where it cannot begin now, and the set says why."""
+
+    def mark(conn: Connection, job_id: str) -> None:
+        if not sets.take_trial(conn, row.id, trial.number, job_id):
+            raise _NotNow(f"trial {trial.number} of {row.name} has begun, or its set was cancelled")
+        if trial.word is not None and sets.find_word(conn, job_id) != trial.word:
+            # A target that was taken from its project would be used with the rights of the server.
+            raise UsageError("its target is another one now, or was taken from its project; submit the set again")
+
+    spec = sets.find_spec(db, row.id, trial.number)
+    try:
+        with failpoints.around("commit trial", trial.number):
+            submitting.submit_once(db, spec, key=None, load=load, by=row.submitted_by or submitting.LOCAL, within=mark)
+    except _NotNow:
+        return False
+    except TrainmasterError as refused:  # a budget that is spent, a target whose file is gone: mended, it goes on
+        with db.write() as conn:
+            sets.set_message(conn, row.id, f"trial {trial.number} cannot begin: {refused}")
+        return False
+    return True
+
+
+def _cancel_jobs(db: Database, row: SetRow, trials: list[TrialRow]) -> None:
+    for trial in trials:
+        if trial.job_id is not None and trial.open:
+            with contextlib.suppress(JobFinal, JobMissing):
+                submitting.cancel(db, trial.job_id)
+    with failpoints.around("commit set over"), db.write() as conn:
+        sets.mark_over(conn, row.id)

@@ -1,0 +1,192 @@
+"""Sets of runs: a row for the set, and one for each of its trials, all made in one transaction.
+
+A trial becomes a job when its turn comes; `job_id` is its job since then. The job's own rows say how it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import zip_longest
+from typing import Any
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from trainmaster.core.config.sweep import Sweep
+from trainmaster.core.schema import build, to_plain
+from trainmaster.core.spec import JobSpec
+from trainmaster.store import jobs
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+from trainmaster.store.rows import JobRow
+
+_SETS, _TRIALS = t.job_sets.c, t.set_trials.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRow:
+    """A set of runs."""
+
+    id: str
+    name: str
+    project: str
+    parallel: int  # trials that may be open at once
+    message: str  # why its next trial does not begin
+    created_at: datetime
+    cancel_at: datetime | None
+    submitted_by: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    """One run of a set. `open`: its job is not final; None where it has none, or it was deleted."""
+
+    number: int
+    values: Mapping[str, Any]
+    job_id: str | None
+    open: bool | None
+    word: str | None = None
+
+
+def insert_set(
+    conn: Connection, set_id: str, sweep: Sweep, *, by: str | None, at: datetime, words: Sequence[str] = ()
+) -> None:
+    """The set with all its trials; `words` are what their targets stand for."""
+    conn.execute(
+        insert(t.job_sets).values(
+            id=set_id, name=sweep.name, project=sweep.project, parallel=sweep.parallel, message="", created_at=at,
+            submitted_by=by, over=False,
+        )
+    )  # fmt: skip
+    rows = [
+        {
+            "set_id": set_id,
+            "number": trial.number,
+            "values": dict(trial.values),
+            "spec": to_plain(trial.spec),
+            "word": word,
+        }
+        for trial, word in zip_longest(sweep.trials, words)
+    ]
+    if rows:
+        conn.execute(insert(t.set_trials), rows)
+
+
+_SET = select(*(t.job_sets.c[name] for name in SetRow.__dataclass_fields__))
+
+
+def find_set(db: Database, word: str) -> SetRow | None:
+    """The set with this id, or the newest of this name."""
+    query = _SET.where((_SETS.id == word) | (_SETS.name == word)).order_by(_SETS.created_at.desc(), _SETS.id)
+    with db.read() as conn:
+        row = conn.execute(query.limit(1)).mappings().first()
+    return SetRow(**row) if row is not None else None
+
+
+def search_ids(db: Database, beginning: str, *, limit: int = 20) -> list[str]:
+    """Ids of sets that begin so, newest first."""
+    query = select(_SETS.id).where(_SETS.id.startswith(beginning, autoescape=True))
+    with db.read() as conn:
+        return list(conn.execute(query.order_by(_SETS.created_at.desc(), _SETS.id).limit(limit)).scalars())
+
+
+def list_sets(
+    db: Database, *, project: str | None = None, find: str | None = None, limit: int = 200, offset: int = 0
+) -> list[SetRow]:
+    """Sets, newest first. `find` is a name, or the beginning of an id."""
+    query = _SET.order_by(_SETS.created_at.desc(), _SETS.id).limit(limit).offset(offset)
+    if find is not None:
+        query = query.where((_SETS.name == find) | _SETS.id.startswith(find, autoescape=True))
+    if project is not None:
+        query = query.where(_SETS.project == project)
+    with db.read() as conn:
+        return [SetRow(**row) for row in conn.execute(query).mappings()]
+
+
+def list_unfinished(db: Database) -> list[SetRow]:
+    """Sets that have trials to begin, or jobs to cancel."""
+    with db.read() as conn:
+        return [SetRow(**row) for row in conn.execute(_SET.where(_SETS.over.is_(False))).mappings()]
+
+
+def list_trials(db: Database, set_id: str) -> list[TrialRow]:
+    """Trials of a set, in order."""
+    job = t.jobs.c
+    query = (
+        select(_TRIALS.number, _TRIALS["values"], _TRIALS.job_id, _TRIALS.word, job.id, job.stage)
+        .select_from(t.set_trials.outerjoin(t.jobs, job.id == _TRIALS.job_id))
+        .where(_TRIALS.set_id == set_id)
+        .order_by(_TRIALS.number)
+    )
+    with db.read() as conn:
+        return [
+            TrialRow(
+                number=number,
+                values=values,
+                job_id=job_id,
+                word=word,
+                open=None if known is None else stage is not None,
+            )
+            for number, values, job_id, word, known, stage in conn.execute(query).all()
+        ]
+
+
+def list_alone(db: Database, *, project: str | None, limit: int, offset: int) -> tuple[list[str], int]:
+    """Ids of a page of jobs that are no trials, newest first, and how many there are."""
+    alone = [~select(_TRIALS.number).where(_TRIALS.job_id == t.jobs.c.id).exists()]
+    if project is not None:
+        alone.append(t.jobs.c.project == project)
+    page = select(t.jobs.c.id).where(*alone).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc())
+    with db.read() as conn:
+        ids = list(conn.execute(page.limit(limit).offset(offset)).scalars())
+        return ids, int(conn.execute(select(func.count()).select_from(t.jobs).where(*alone)).scalar_one())
+
+
+def list_jobs(db: Database, ids: Sequence[str]) -> dict[str, JobRow]:
+    """Those of these jobs that there are, by id."""
+    found: dict[str, JobRow] = {}
+    with db.read() as conn:
+        for first in range(0, len(ids), 500):
+            query = select(*jobs.COLUMNS).where(t.jobs.c.id.in_(ids[first : first + 500]))
+            for row in conn.execute(query):
+                job = jobs.read_job(dict(zip(jobs.NAMES, row, strict=True)))
+                found[job.id] = job
+    return found
+
+
+def find_word(conn: Connection, job_id: str) -> str:
+    """What the target of a job stands for."""
+    return str(conn.execute(select(t.jobs.c.target).where(t.jobs.c.id == job_id)).scalar_one())
+
+
+def find_spec(db: Database, set_id: str, number: int) -> JobSpec:
+    with db.read() as conn:
+        query = select(_TRIALS.spec).where(_TRIALS.set_id == set_id, _TRIALS.number == number)
+        return build(JobSpec, conn.execute(query).scalar_one())
+
+
+def take_trial(conn: Connection, set_id: str, number: int, job_id: str) -> bool:
+    """The trial is this job from now on; False where it is one already, or the set was cancelled."""
+    # A set that is being cancelled is waited for, and one that is not yet waits for this job.
+    cancelled = conn.execute(select(_SETS.cancel_at).where(_SETS.id == set_id).with_for_update()).scalar_one()
+    if cancelled is not None:
+        return False
+    mine = (_TRIALS.set_id == set_id, _TRIALS.number == number, _TRIALS.job_id.is_(None))
+    return conn.execute(update(t.set_trials).where(*mine).values(job_id=job_id)).rowcount == 1
+
+
+def request_cancel(conn: Connection, set_id: str, *, at: datetime) -> None:
+    """No further trial begins. Repeated, it changes nothing."""
+    conn.execute(
+        update(t.job_sets).where(_SETS.id == set_id, _SETS.cancel_at.is_(None)).values(cancel_at=at, over=False)
+    )
+
+
+def set_message(conn: Connection, set_id: str, message: str) -> None:
+    conn.execute(update(t.job_sets).where(_SETS.id == set_id, _SETS.message != message).values(message=message))
+
+
+def mark_over(conn: Connection, set_id: str) -> None:
+    """Nothing is left to begin or to cancel."""
+    conn.execute(update(t.job_sets).where(_SETS.id == set_id).values(over=True, message=""))

@@ -1,0 +1,78 @@
+"""Tables of our own queue and of sets of runs; store/tables.py has all of them."""
+
+from __future__ import annotations
+
+from sqlalchemy import Boolean, Column, Float, ForeignKey, Index, Integer, String, Table, Text
+
+from trainmaster.store.columns import SafeText, UtcTime, json_column, metadata
+
+# A row with an attempt is booked: written with the attempt's intent, taken back when it is released.
+devices = Table(
+    "devices",
+    metadata,
+    Column("place", Text, primary_key=True),  # target without an account; of this machine with its host name
+    Column("device", String(255), primary_key=True),  # UUID of a GPU or a MIG slice, MACHINE/slot-N
+    Column("machine", String(255), nullable=False),
+    Column("kind", String(8), nullable=False),  # gpu, slot
+    Column("model", SafeText, nullable=False),
+    Column("used", SafeText),  # who uses it besides us, or why it cannot be used now
+    Column("seen_at", UtcTime, nullable=False),
+    Column("attempt", String(64)),
+    Column("since", UtcTime),  # when it was booked
+    Index(None, "attempt"),
+)
+
+# A machine without a row takes jobs.
+machines = Table(
+    "machines",
+    metadata,
+    Column("place", Text, primary_key=True),
+    Column("machine", String(255), primary_key=True),
+    Column("unknown", SafeText),  # why nobody knows which GPUs it has: it never said
+    Column("drained", SafeText),  # the reason
+    Column("drained_by", String(63)),
+    Column("drained_at", UtcTime),
+)
+
+# Derived: what the last pass of a place decided, so that those who ask for the queue do not decide it again.
+queue_orders = Table(
+    "queue_orders",
+    metadata,
+    Column("place", Text, primary_key=True),
+    Column("at", UtcTime, nullable=False),
+    Column("waits", SafeText, nullable=False),  # JSON, as store/capacity/order.py writes it
+)
+
+shares = Table(
+    "shares",
+    metadata,
+    Column("project", String(63), primary_key=True),
+    Column("weight", Float, nullable=False),
+    Column("quota", Integer),  # devices at once; NULL: no limit
+)
+
+job_sets = Table(
+    "job_sets",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(63), nullable=False),
+    Column("project", String(63), nullable=False),
+    Column("parallel", Integer, nullable=False),  # trials that may be open at once
+    Column("message", SafeText, nullable=False),  # why the next one does not begin
+    Column("created_at", UtcTime, nullable=False),
+    Column("cancel_at", UtcTime),
+    Column("over", Boolean, nullable=False),  # nothing is left to begin or to cancel
+    Column("submitted_by", String(63)),
+    Index(None, "name", "created_at"),
+)
+
+set_trials = Table(
+    "set_trials",
+    metadata,
+    Column("set_id", String(36), ForeignKey("job_sets.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("values", json_column(), nullable=False),
+    Column("spec", json_column(), nullable=False),
+    Column("job_id", String(36), index=True),  # NULL before its turn; not a foreign key: a job may be deleted
+    Column("word", Text),  # what its target stood for at submission, as in `jobs`; NULL: of an earlier version
+)

@@ -1,0 +1,1 @@
+"""Rows that only pages read: curves, the figures behind them, search."""

@@ -1,0 +1,69 @@
+"""Jobs of pages: many at once by their ids, and for comparisons without validating their specs, which takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from trainmaster.api.compare import Choice
+from trainmaster.core.states import Status
+from trainmaster.store import tables as t
+from trainmaster.store.columns import word as member
+from trainmaster.store.database import Database
+from trainmaster.store.jobs import COLUMNS, filter_jobs, read_job
+from trainmaster.store.rows import JobRow
+
+_AT_ONCE = 500  # ids in one query
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """A job for a comparison, with its spec as it is stored."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    submitted_by: str | None
+    status: Status
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    spec: Mapping[str, Any]
+
+
+def find_runs(conn: Connection, ids: Collection[str], *, project: str | None = None) -> dict[str, RunRow]:
+    """The jobs of these ids that are there, of a project or of all."""
+    j = t.jobs.c
+    columns = (j.id, j.name, j.project, j.target, j.submitted_by, j.status, j.created_at, j.started_at, j.ended_at)
+    found: dict[str, RunRow] = {}
+    ordered = sorted(ids)
+    for first in range(0, len(ordered), _AT_ONCE):
+        query = select(*columns, j.spec).where(j.id.in_(ordered[first : first + _AT_ONCE]))
+        query = query.where(j.project == project) if project is not None else query
+        for row in conn.execute(query).mappings():
+            found[row["id"]] = RunRow(**{**row, "status": member(Status, row["status"])})
+    return found
+
+
+def list_choices(db: Database, *, project: str | None = None, word: str | None = None, limit: int) -> list[Choice]:
+    """Jobs that can be chosen, newest first. A `word` is the beginning of an id, or a part of a name."""
+    j = t.jobs.c
+    query = select(j.id, j.name, j.project, j.status, j.created_at).order_by(j.created_at.desc(), j.id.desc())
+    query = filter_jobs(query, status=None, project=project, word=word).limit(limit)
+    with db.read() as conn:
+        return [Choice(**{**row, "status": Status(row["status"])}) for row in conn.execute(query).mappings()]
+
+
+def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
+    """Those of these jobs that are there, in the order of the ids."""
+    found: dict[str, JobRow] = {}
+    with db.read() as conn:
+        for first in range(0, len(ids), _AT_ONCE):
+            query = select(*COLUMNS).where(t.jobs.c.id.in_(ids[first : first + _AT_ONCE]))
+            found |= {row["id"]: read_job(row) for row in conn.execute(query).mappings()}
+    return [found[job_id] for job_id in ids if job_id in found]

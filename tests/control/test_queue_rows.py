@@ -1,0 +1,44 @@
+"""Rows of the queue: what a job asks for, and who has a device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from control.test_dispatch import Shared
+from trainmaster.control import submit as submitting
+from trainmaster.core import schema
+from trainmaster.core.spec import parse_spec
+from trainmaster.queueing.state import Device
+from trainmaster.store import tables as t
+from trainmaster.store.capacity import devices, queue
+from trainmaster.store.database import Database
+
+
+def test_a_spare_is_waited_for_once(db: Database) -> None:
+    """The queue counts it as a node; after a loss the job waits for its nodes alone."""
+    spec = parse_spec({"name": "a", "train": {"steps": 8}, "resources": {"nodes": 2, "spares": 1}})
+    request = queue.find_request(spec)
+    assert request == queue.read_request(json.dumps(schema.to_plain(spec))) and request.nodes == 3
+    job = submitting.submit(db, replace(spec, target="ssh:lab"), load=Shared(2).load)
+    waiting = {row.id: row.request.nodes for row in queue.list_waiting(db, driven=False)}
+    with db.write() as conn:
+        conn.execute(t.jobs.update().where(t.jobs.c.id == job.id).values(attempts=1))
+    again = {row.id: row.request.nodes for row in queue.list_waiting(db, driven=False)}
+    assert (waiting[job.id], again[job.id]) == (3, 2)
+
+
+def test_a_gpu_that_a_job_uses_without_holding_it_is_not_free(db: Database) -> None:
+    now = datetime.now(UTC)
+    by_x: dict[str, Any] = {"used": "process 7 holds 9 MiB", "attempts": ("x.1",)}
+    gpus = [Device(id="GPU-0", machine="m0"), Device(id="GPU-1", machine="m0")]
+    slices = [Device(id=f"MIG-{number}", machine="m0", parent="GPU-2") for number in range(2)]
+    with db.write() as conn:
+        devices.record(conn, "a", "gpu", [*gpus, *slices], at=now)
+        devices.book(conn, "a", "x.1", {"m0": ("GPU-0", "MIG-0")}, at=now)
+        # Of a whole GPU nvidia-smi may say that a slice is used, and not which.
+        devices.record(conn, "a", "gpu", [replace(device, **by_x) for device in (*gpus, *slices)], at=now)
+    used = {row.device: row.used for row in devices.list_devices(db)}
+    assert used == {"GPU-0": None, "GPU-1": "process 7 holds 9 MiB", "MIG-0": None, "MIG-1": None}

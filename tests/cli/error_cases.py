@@ -145,8 +145,8 @@ CASES: dict[str, dict[str, str]] = {
             "disk": f"{verb} {job} --home {{full}}/h",
         }
         for verb, job in {
-            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": "",
-            "goodput": "",
+            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x",
+            "fetch": "x", "cost": "", "goodput": "", "queue": "", "nodes": "",
         }.items()
     },
 }  # fmt: skip
@@ -184,8 +184,8 @@ BASE: dict[str, tuple[str, str | None]] = {
     **{
         verb: (f"{verb} {job} --server {NO_SERVER}", "client")
         for verb, job in {
-            "jobs": "", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x", "fetch": "x", "cost": "",
-            "goodput": "",
+            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x",
+            "fetch": "x", "cost": "", "goodput": "", "queue": "", "nodes": "",
         }.items()
     },
 }  # fmt: skip

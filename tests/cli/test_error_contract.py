@@ -39,7 +39,7 @@ def test_each_optional_package_is_mapped_to_an_extra_that_installs_it() -> None:
         assert package in names or package in ("starlette", "botocore"), f"{extra} does not install {package}"
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("verb", sorted(CASES))
 def test_an_output_that_cannot_be_written(
     verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path
@@ -52,7 +52,7 @@ def test_an_output_that_cannot_be_written(
         )
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("verb", sorted(verb for verb, cases in CASES.items() if cases["encoding"]))
 def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
     env = {"TRAINMASTER_TOKEN_FILE": places["bad"]}
@@ -63,7 +63,7 @@ def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer,
     check(done, verb, says=r"(?i)utf-8|not a database|not pem")
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("verb", sorted(CASES))
 def test_a_full_disk(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:
     full = tmp_path / "full"
@@ -76,7 +76,7 @@ def test_a_full_disk(verb: str, places: dict[str, str], programs: ForkServer, tm
     check(done, verb, says=r"No space left|disk is full|disk I/O error|unable to open database")
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("verb", sorted(BASE))
 def test_a_base_install(verb: str, places: dict[str, str], base: Path, tmp_path: Path) -> None:
     words, extra = BASE[verb]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine
 from trainmaster.api.run import EpochLoss, EvaluationResult, IterationPhase, IterationSummary
@@ -20,15 +22,22 @@ from trainmaster.cli._views.follow import View
 from trainmaster.cli.jobs.show import _print_iteration
 from trainmaster.core.states import Stage, Status
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
-def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "160", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "trainmaster", *words]
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
+
+@pytest.fixture
+def run(programs: ForkServer) -> Run:
+    """A verb, forked: a new interpreter would only import the same once more."""
+
+    def call(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "160", "NO_COLOR": "1"}
+        return programs.run("trainmaster", *words, env=env)
+
+    return call
 
 
 @pytest.mark.parametrize(("script", "code", "status"), [("print('Loss: 0.1')", 0, "completed"), ("1/0", 1, "failed")])
-def test_a_failed_run_is_never_a_success(tmp_path: Path, script: str, code: int, status: str) -> None:
+def test_a_failed_run_is_never_a_success(run: Run, tmp_path: Path, script: str, code: int, status: str) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     spec.write_text(json.dumps({"name": "a", "command": [sys.executable, "-c", script], "preflight": {"level": 0}}))
     done = run("submit", str(spec), "--follow", home=home)
@@ -49,7 +58,7 @@ def test_a_failed_run_is_never_a_success(tmp_path: Path, script: str, code: int,
     assert [event["event"] for event in events if event["phase"] == "PROJECT"] == ["start", "end"]
 
 
-def test_the_last_lines_name_the_outputs_and_the_signal(tmp_path: Path) -> None:
+def test_the_last_lines_name_the_outputs_and_the_signal(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     write = 'echo 1; echo x > "$TRAINMASTER_OUTPUTS/x"'
     spec.write_text(json.dumps({"name": "a", "command": ["sh", "-c", write], "preflight": {"level": 0}}))

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from trainmaster.cli.health import check
-from trainmaster.cli.main import build
+from trainmaster.cli.main import build, verbs
 from trainmaster.cli.server import serve
 from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable
 from trainmaster.core.health import ClusterHealth, NodeHealth
@@ -61,14 +61,28 @@ def run(*words: str) -> str:
         ("run", "submit"),
         ("launch", "submit"),
         ("apply", "submit"),
-        ("queue", "jobs"),
+        ("sbatch", "submit"),
+        ("sweep", "submit"),
         ("stop", "cancel"),
         ("down", "cancel"),
+        ("kill", "cancel"),
+        ("scancel", "cancel"),
+        ("squeue", "queue"),
+        ("sinfo", "nodes"),
+        ("drain", "remedy"),
+        ("login", "token"),
+        ("version", "--version"),
+        ("help", "--help"),
         ("submti", "submit"),
     ],
 )
 def test_a_word_of_another_program_names_our_verb(word: str, verb: str) -> None:
     assert f"No such command '{word}'. Did you mean '{verb}'?" in run(word)
+    assert verb in verbs() or verb in ("--version", "--help")
+
+
+def test_what_only_a_page_does_is_named_with_the_page() -> None:
+    assert "No such command 'compare'. Runs are compared on the page Compare of 'trainmaster serve'." in run("compare")
 
 
 def test_a_script_is_not_a_spec(tmp_path: Path) -> None:
@@ -142,8 +156,9 @@ def test_a_dry_run_leads_with_six_lines_and_has_json(tmp_path: Path) -> None:
 
 def test_what_people_write_for_a_command_and_an_image_gets_the_line_to_write() -> None:
     with pytest.raises(SpecError) as refused:
-        parse_spec({"name": "a", "command": "python train.py", "image": "x"})
+        parse_spec({"name": "a", "command": "curl -H Authorization: Bearer c3VyZWx5", "image": "x"})
     assert 'command: write a list of words: command: ["python", "train.py"]' in str(refused.value)
+    assert "c3VyZWx5" not in str(refused.value)
     assert "container: { image: … }" in str(refused.value)
     with pytest.raises(SpecError, match="image"):
         build_shape(Settings, {"image": ""})

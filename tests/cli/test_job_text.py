@@ -10,10 +10,12 @@ import subprocess
 import sys
 import unicodedata
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster.cli import _console
 from trainmaster.core.clean_text import clean
 
@@ -27,8 +29,17 @@ SCRIPT = f"import sys; sys.stdout.reconfigure(encoding='utf-8'); print({ODD!a});
 SPEC = f"name: odd\npreflight: {{ level: 0 }}\ncommand: [{sys.executable}, job.py]\n"
 
 
+Verb = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trainmaster(programs: ForkServer) -> Verb:
+    """A verb on a home, forked."""
+    return lambda home, *words: programs.run("trainmaster", *words, env=environment(home))
+
+
+@pytest.fixture(scope="module")
+def home(trainmaster: Verb, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with one job that failed and said why in odd words."""
     folder = tmp_path_factory.mktemp("odd")
     (folder / "job.py").write_text(SCRIPT)
@@ -40,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("words", ["show odd", "events odd", "jobs", "report odd --format md --out -"])
-def test_no_verb_prints_control_characters_of_a_job(home: Path, words: str) -> None:
+def test_no_verb_prints_control_characters_of_a_job(trainmaster: Verb, home: Path, words: str) -> None:
     done = trainmaster(home, *words.split())
     assert done.returncode == 0, done.stderr
     assert not unsafe(done.stdout)
@@ -48,14 +59,14 @@ def test_no_verb_prints_control_characters_of_a_job(home: Path, words: str) -> N
         assert SHOWN in done.stdout, "what the job wrote is there, as it wrote it"
 
 
-def test_a_log_is_cleaned_for_a_terminal_and_byte_for_byte_for_a_pipe(home: Path) -> None:
+def test_a_log_is_cleaned_for_a_terminal_and_byte_for_byte_for_a_pipe(trainmaster: Verb, home: Path) -> None:
     piped = trainmaster(home, "logs", "odd")
     assert ODD in piped.stdout
     assert trainmaster(home, "logs", "odd", "--tail", "9" * 30).stdout == piped.stdout
     assert not unsafe(on_terminal(home, "logs", "odd").replace("\r\n", "\n"))
 
 
-def test_the_page_and_the_report_show_no_control_characters(home: Path) -> None:
+def test_the_page_and_the_report_show_no_control_characters(trainmaster: Verb, home: Path) -> None:
     from trainmaster.store.migrate import open_database
     from trainmaster.web.app import create_app
 
@@ -89,13 +100,6 @@ def unsafe(text: str) -> list[str]:
     return re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text) + [
         letter for letter in text if unicodedata.category(letter) == "Cs"
     ]
-
-
-def trainmaster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainmaster", *words]
-    return subprocess.run(
-        command, check=False, env=environment(home), capture_output=True, encoding="utf-8", timeout=120
-    )
 
 
 def on_terminal(home: Path, *words: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from client.served import serve
+from trainmaster.cli import _console
 from trainmaster.cli.main import build
 from trainmaster.core.errors import TrainmasterError, UsageError
 from trainmaster.core.events import split
@@ -207,6 +209,43 @@ def test_a_spec_is_submitted_once_by_its_key_and_cancelled(url: str, tmp_path: P
     resumed = run("resume", "trial", "--json", "--server", url)
     assert resumed.exit_code == 0 and json.loads(resumed.stdout)["status"] == "pending", resumed.output
     assert "does not return whole specs" in str(run("resume", "trial", "train.steps=9", "--server", url).exception)
+
+
+def test_a_set_of_runs_is_worked_with_through_a_server(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_console.out, "_width", 200)
+    spec = tmp_path / "sweep.yaml"
+    spec.write_text("name: sizes\ncommand: [echo, '{size}']\nworkdir: none\nmatrix: {size: [s, l]}\nparallel: 1\n")
+    made = run("submit", str(spec), "--server", url)
+    assert made.exit_code == 0 and "2 trials" in made.stdout, made.output
+    assert "waits for its turn" in run("show", "sizes", "--server", url).stdout
+    listed = run("jobs", "--server", url).stdout
+    assert "sizes" in listed and "0/2" in listed
+    done = run("cancel", "sizes", "--server", url)
+    assert done.exit_code == 0 and "2 skipped" in done.stdout, done.output
+    job = tmp_path / "job.yaml"
+    job.write_text("name: both\ncommand: [hello]\nworkdir: none\n")
+    for file in (spec, job):
+        assert run("submit", str(file), "name=both", "--server", url).exit_code == 0
+    both = run("show", "both", "--server", url).exception
+    assert isinstance(both, UsageError) and "'both' is the name of set " in str(both) and " of job " in str(both)
+
+
+@pytest.mark.parametrize("where", ["home", "server"])
+def test_a_machine_is_drained_and_readmitted(where: str, home: Path, url: str) -> None:
+    place, host = ["--home", str(home)] if where == "home" else ["--server", url], socket.gethostname()
+    assert run("nodes", "drain", host, "--reason", "a fan", *place).exit_code == 0
+    listed = run("nodes", *place)
+    assert f"{host} takes no new jobs: drained: a fan" in " ".join(listed.stderr.split()), listed.output
+    misplaced = run("nodes", *place, "readmit", host)
+    assert isinstance(misplaced.exception, UsageError) and "stands behind the verb" in str(misplaced.exception)
+    assert run("nodes", "readmit", host, *place).exit_code == 0
+    assert "drained" not in run("nodes", *place).output
+    again = run("nodes", "readmit", host, *place)
+    assert isinstance(again.exception, TrainmasterError) and "is not drained" in str(again.exception)
+    other = run("nodes", "drain", "x", "--on", "slurm", "--reason", "a fan", *place)
+    assert "use `remedy`" in str(other.exception)
 
 
 def test_tokens_are_shown_once_and_open_a_server_that_wants_one(home: Path, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
+
+from fork_server import ForkServer
 
 CONFIG = """
 device: cpu
@@ -19,21 +20,19 @@ checkpoint: { every_steps: 2, folder: saved/here }
 """
 
 
-def run(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "trainmaster", *words], cwd=folder, check=False, capture_output=True, text=True
-    )
+def run(programs: ForkServer, folder: Path, *words: str) -> str:
+    done = programs.run("trainmaster", *words, env=os.environ, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
-def test_prepare_train_and_export_with_relative_paths(tmp_path: Path) -> None:
+def test_prepare_train_and_export_with_relative_paths(programs: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("Once upon a time there was a test. " * 200)
     (tmp_path / "config.yaml").write_text(CONFIG)
-    run(tmp_path, "data", "prepare", "corpus.txt", "--out", "tokens")
-    run(tmp_path, "train", "config.yaml")
+    run(programs, tmp_path, "data", "prepare", "corpus.txt", "--out", "tokens")
+    run(programs, tmp_path, "train", "config.yaml")
     assert (tmp_path / "saved" / "here" / "step-00000002" / "manifest.json").exists()
-    run(tmp_path, "export", "saved/here", "model")
+    run(programs, tmp_path, "export", "saved/here", "model")
     assert (tmp_path / "model" / "config.json").exists()
-    run(tmp_path, "train", "config.yaml", "init_from=saved/here/step-00000002", "checkpoint.folder=again")
+    run(programs, tmp_path, "train", "config.yaml", "init_from=saved/here/step-00000002", "checkpoint.folder=again")
     assert (tmp_path / "again" / "step-00000002" / "manifest.json").exists()

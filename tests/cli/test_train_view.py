@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
+
 CONFIG = "device: cpu\nsteps: 6\nbatch_sequences: 2\noptimizer: { warmup_steps: 1 }\neval_sequences: 0\n"
 SPEC = "name: a\nresources: { nodes: 1 }\ntrain:\n  steps: 20\n"
 
 
+@pytest.mark.matrix(one_in=2, of="the view of a training")
 def test_each_step_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     done = subprocess.run(command("train", "c.yaml"), cwd=tmp_path, check=False, capture_output=True, text=True)
@@ -25,6 +28,7 @@ def test_each_step_is_printed_once(tmp_path: Path) -> None:
     assert log.read_text().count("heartbeat step=") == 6, "the log keeps them: programs watch for them"
 
 
+@pytest.mark.matrix(one_in=2, of="the view of a training")
 def test_a_terminal_has_a_bar_instead_of_step_lines(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     shown = on_terminal("train", "c.yaml", folder=tmp_path)
@@ -34,17 +38,17 @@ def test_a_terminal_has_a_bar_instead_of_step_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "drill", "plan"])
-def test_a_spec_given_for_a_config_is_explained(verb: str, tmp_path: Path) -> None:
+def test_a_spec_given_for_a_config_is_explained(programs: ForkServer, verb: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
-    done = subprocess.run(command(verb, "job.yaml"), cwd=tmp_path, check=False, capture_output=True, text=True)
+    done = programs.run("trainmaster", verb, "job.yaml", env=os.environ, cwd=tmp_path)
     assert done.returncode == 2
     assert "job.yaml is a job spec" in done.stderr and "trainmaster submit job.yaml" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_config_given_for_a_spec_is_explained(tmp_path: Path) -> None:
+def test_a_config_given_for_a_spec_is_explained(programs: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
-    done = subprocess.run(command("submit", "c.yaml"), cwd=tmp_path, check=False, capture_output=True, text=True)
+    done = programs.run("trainmaster", "submit", "c.yaml", env=os.environ, cwd=tmp_path)
     assert done.returncode == 2
     assert "c.yaml is a training config" in done.stderr and "trainmaster train c.yaml" in done.stderr
 

@@ -8,17 +8,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from fork_server import ForkServer
 from trainmaster.control.liveness import Liveness
 
 SPEC = "name: long\npreflight: { level: 0 }\ncommand: [sleep, '300']\nlimits: { grace_s: 2 }\n"
 
 
+Verb = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def trainmaster(programs: ForkServer) -> Verb:
+    """A verb on a home, forked."""
+    return lambda home, *words: programs.run("trainmaster", *words, env=environment(home))
+
+
+@pytest.fixture
+def left(trainmaster: Verb, tmp_path: Path) -> Path:
     """A home whose only job runs, and whose `submit --follow` was ended by Ctrl-C."""
     (tmp_path / "job.yaml").write_text(SPEC)
     home = tmp_path / "home"
@@ -26,7 +37,7 @@ def left(tmp_path: Path) -> Path:
     (home / "server.json").write_text('{"pid": 1, "url": "http://127.0.0.1:1"}')  # left behind by a killed server
     command = [sys.executable, "-m", "trainmaster", "submit", str(tmp_path / "job.yaml"), "--follow"]
     with subprocess.Popen(command, env=environment(home), stderr=subprocess.PIPE, text=True) as follower:
-        while status(home) != "running":
+        while status(trainmaster, home) != "running":
             assert follower.poll() is None
             time.sleep(0.2)
         assert "not driven" not in trainmaster(home, "jobs").stdout
@@ -36,7 +47,7 @@ def left(tmp_path: Path) -> Path:
     return home
 
 
-def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(left: Path) -> None:
+def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(trainmaster: Verb, left: Path) -> None:
     ranks = processes(left)
     assert ranks, "the job goes on without its follower"
     listed = trainmaster(left, "jobs")
@@ -45,11 +56,11 @@ def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(left: Path) -> None
     assert "no server or worker runs" in trainmaster(left, "show", "long").stderr
     done = trainmaster(left, "cancel", "long")
     assert done.returncode == 0 and "cancelled" in done.stdout, done.stderr
-    assert status(left) == "cancelled" and not processes(left)
+    assert status(trainmaster, left) == "cancelled" and not processes(left)
     assert "not driven" not in trainmaster(left, "jobs").stdout, "nothing is open any more"
 
 
-def test_no_database_is_created_beside_a_server_that_uses_another(tmp_path: Path) -> None:
+def test_no_database_is_created_beside_a_server_that_uses_another(trainmaster: Verb, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
     server = Liveness(tmp_path)
     try:
@@ -79,7 +90,7 @@ def test_a_read_only_home_is_told_as_such(tmp_path: Path) -> None:
     assert "(Read-only file system); mount it writable again" in stderr and "its owner" not in stderr
 
 
-def status(home: Path) -> str | None:
+def status(trainmaster: Verb, home: Path) -> str | None:
     jobs = json.loads(trainmaster(home, "jobs", "--json").stdout)["jobs"]
     return jobs[0]["status"] if jobs else None
 
@@ -96,11 +107,6 @@ def processes(home: Path) -> list[int]:
         if words.startswith(b"sleep\x00300") and (str(home) in (entry / "environ").read_bytes().decode() + folder):
             pids.append(int(entry.name))
     return pids
-
-
-def trainmaster(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainmaster", *words]
-    return subprocess.run(command, check=False, env=environment(home), capture_output=True, text=True, timeout=120)
 
 
 def environment(home: Path) -> dict[str, str]:

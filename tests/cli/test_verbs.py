@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from fork_server import ForkServer
 from trainmaster.cli.main import _ORDER, build, summary, verbs
 from trainmaster.core.errors import TrainmasterError
 
@@ -26,10 +28,18 @@ limits: { grace_s: -1 }
 """
 
 
-def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "trainmaster", *words]
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(programs: ForkServer) -> Run:
+    """A verb, forked: a new interpreter would only import the same once more."""
+
+    def call(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
+        env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1"}
+        return programs.run("trainmaster", *words, env=env)
+
+    return call
 
 
 @pytest.mark.parametrize("verb", verbs())
@@ -86,7 +96,7 @@ def test_a_verb_imports_only_what_it_uses(words: list[str], without: list[str], 
     assert not set(without) & set(imported)
 
 
-def test_five_mistakes_five_messages_and_nothing_created(tmp_path: Path) -> None:
+def test_five_mistakes_five_messages_and_nothing_created(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     spec.write_text(FIVE_MISTAKES)
     done = run("submit", str(spec), home=home)
@@ -97,7 +107,7 @@ def test_five_mistakes_five_messages_and_nothing_created(tmp_path: Path) -> None
     assert not home.exists()
 
 
-def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
+def test_dry_run_prints_the_plan_and_touches_nothing(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     spec.write_text("name: a\ncommand: [hello]\n")
     done = run("submit", str(spec), "--dry-run", home=home)
@@ -107,7 +117,7 @@ def test_dry_run_prints_the_plan_and_touches_nothing(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_a_dry_run_names_what_looks_like_a_secret_until_it_is_allowed(tmp_path: Path) -> None:
+def test_a_dry_run_names_what_looks_like_a_secret_until_it_is_allowed(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     spec.write_text(f"name: a\ncommand: [git, checkout, {'0a' * 20}, --password, hunter2]\n")
     refused = run("submit", str(spec), "--dry-run", home=home)
@@ -131,14 +141,14 @@ def test_a_dry_run_names_what_looks_like_a_secret_until_it_is_allowed(tmp_path: 
         (["frobnicate"], 2, "No such command"),
     ],
 )
-def test_wrong_usage_says_what_to_do(words: list[str], code: int, says: str, tmp_path: Path) -> None:
+def test_wrong_usage_says_what_to_do(run: Run, words: list[str], code: int, says: str, tmp_path: Path) -> None:
     done = run(*words, home=tmp_path / "home")
     assert done.returncode == code, done.stderr
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_empty_home_lists_no_jobs(tmp_path: Path) -> None:
+def test_an_empty_home_lists_no_jobs(run: Run, tmp_path: Path) -> None:
     done = run("jobs", "--json", home=tmp_path / "home")
     assert done.returncode == 0, done.stderr
     assert '"total": 0' in done.stdout

@@ -142,3 +142,12 @@ def test_the_file_of_the_token_is_left_out(tmp_path: Path) -> None:
         (tmp_path / name).write_text("x")
     paths = [file.path for file in scan(tmp_path, apart=[tmp_path / "inner" / ".." / "token"]).manifest.files]
     assert paths == ["inner/token", "job.yaml"]
+
+
+def test_another_home_is_left_out_with_its_token(tmp_path: Path) -> None:
+    for name in ("job.yaml", "old/home-id", "old/local.token", "plain/local.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = scan(tmp_path)
+    assert [file.path for file in found.manifest.files] == ["job.yaml", "plain/local.txt"]
+    assert found.left_out == ("old: a home folder of Trainmaster, with its keys",)

@@ -55,6 +55,7 @@ def test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node(
     assert nodes.kube.call("GET", "/apis/kubeflow.org/v1/pytorchjobs")["items"] == []
 
 
+@pytest.mark.matrix(one_in=3, of="pods that give no good answer")
 def test_a_rank_that_dies_in_a_pod_is_named(tmp_path: Path, target: Callable[..., str]) -> None:
     out = tmp_path / "results.json"
     code, text = accept(out, target(kind="pytorchjob"), "--inject", "exit:1")
@@ -104,7 +105,7 @@ def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     assert left == [] and nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
 @pytest.mark.parametrize(
     ("verb", "words"),
     [
@@ -136,6 +137,7 @@ def test_a_terminated_run_deletes_its_pods(
     assert left() == []
 
 
+@pytest.mark.matrix(one_in=3, of="pods that give no good answer")
 def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
         nodes.kube.call("DELETE", "/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0")
 
 
+@pytest.mark.matrix(one_in=3, of="pods that give no good answer")
 def test_a_node_that_lost_its_gpus_is_named_and_a_pod_without_gpus_is_no_pass(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_node_that_lost_its_gpus_is_named_and_a_pod_without_gpus_is_no_pass(
         set_gpus(GPUS)
 
 
+@pytest.mark.matrix(one_in=3, of="pods that give no good answer")
 def test_an_account_with_the_shipped_rights_is_sent_to_those_of_a_shell(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -212,6 +216,7 @@ def test_an_account_with_the_shipped_rights_is_sent_to_those_of_a_shell(
     assert nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
 
 
+@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
 def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
     def left() -> list[Any]:
         paths = ("/api/v1/namespaces/default/pods", "/apis/batch/v1/jobs", "/api/v1/namespaces/default/configmaps")
@@ -234,6 +239,7 @@ def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: C
     assert "Ctrl-C once more leaves it there" in said
 
 
+@pytest.mark.matrix(one_in=3, of="pods that give no good answer")
 def test_a_pod_that_is_evicted_during_its_checks_is_told_as_that(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -273,6 +279,7 @@ def list_marked(nodes: Cluster) -> list[str]:
     ]
 
 
+@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
 def test_what_a_killed_check_left_is_removed_by_the_next_one_of_its_home_and_by_reap(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

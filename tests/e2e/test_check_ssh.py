@@ -27,8 +27,8 @@ pytestmark = needs_sshd
 SOURCE = str(Path(trainmaster.__file__).parents[1])
 TESTS = str(Path(__file__).parents[1])
 ONLY = "cpu,gpu_driver,kernel,memlock,ram,shm"
-NODES = 16
-TIMEOUT_S = 25.0  # 14 hosts share the cores of one machine here
+NODES = 8
+TIMEOUT_S = 12.0  # 6 hosts share the cores of one machine here, and one hangs as long as this
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def silent(health: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.alone
-def test_16_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_8_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     marker = f"sleep-{os.getpid()}"
     hanging = hosts.folder / marker
     hanging.write_text("#!/bin/sh\nsleep 987\n")
@@ -73,7 +73,7 @@ def test_16_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.Cap
     hosts.wait()
     entries = [entry(host) for host in alive]
     entries[5]["python"] = str(hanging)
-    entries.insert(9, {"name": "n99", "port": free_port()})
+    entries.insert(3, {"name": "n99", "port": free_port()})
     bundle = hosts.folder / "bundle"
     code, health, said = check(hosts, entries, "--timeout", str(TIMEOUT_S), "--out", str(bundle))
 

@@ -70,6 +70,7 @@ def test_bandwidth_between_nodes_is_measured_and_a_drained_node_is_named(
     assert len(list((tmp_path / "out" / "ranks").glob("rank-*-n[12].out"))) == 2
 
 
+@pytest.mark.matrix(one_in=2, of="collectives on Slurm")
 def test_isolate_pairs_the_nodes_that_answer(word: str, drained: str, call: Callable[..., Any]) -> None:
     code, told = call("isolate", "--on", word, "--max-rounds", "1", "--size", "64K", "--timeout", "100")
     assert (code, told["verdict"]) == (3, "INCOMPLETE")
@@ -79,6 +80,7 @@ def test_isolate_pairs_the_nodes_that_answer(word: str, drained: str, call: Call
     assert found["healthy_gbps"] is None or found["healthy_gbps"] > 0
 
 
+@pytest.mark.matrix(one_in=2, of="collectives on Slurm")
 def test_a_check_at_level_2_ends_with_collectives(
     word: str, slurm: Cluster, call: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -99,7 +101,7 @@ WORDS = {
 }
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.matrix(one_in=3, of="interrupted runs on Slurm")
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_terminated_run_gives_the_nodes_back(word: str, slurm: Cluster, verb: str, tmp_path: Path) -> None:
     def held() -> str:
@@ -127,6 +129,7 @@ def find_processes(mark: str) -> list[int]:
     return found
 
 
+@pytest.mark.matrix(one_in=3, of="interrupted runs on Slurm")
 def test_a_program_that_is_cut_off_ends_on_its_node_and_the_node_stays_ours(
     word: str, slurm: Cluster, tmp_path: Path
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_node_in_use_is_not_called_bad(
     slurm.wait(lambda: slurm.node_state("n1").startswith("idle"))
 
 
+@pytest.mark.matrix(one_in=3, of="interrupted runs on Slurm")
 def test_what_a_killed_run_held_is_given_back_by_the_next_of_its_home_and_seen_by_reap(
     word: str, slurm: Cluster, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import pty
@@ -17,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import own_image
 import trainmaster
-from kube_nodes import GPUS, Cluster
+from deploy.charts import CHART, find_helm
+from kube_nodes import GPUS, Cluster, python_folders
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.plan import EVENTS_FILE, node_file
@@ -82,14 +85,21 @@ def _checkpoints(db: Database, job: JobRow, event: str) -> list[int]:
     return [int(row.data["step"]) for row in rows if row.event == event]
 
 
+@pytest.fixture(scope="module")
+def image(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Our image, on every node; its name."""
+    folder = tmp_path_factory.mktemp("image")
+    with own_image.built(folder) as made:
+        assert made.run("--version") == f"trainmaster {trainmaster.__version__}\n"
+        assert made.run("-c", 'id -u; echo "$PWD"', options=("--entrypoint", "sh")) == "1000\n/home/trainmaster\n"
+        nodes.import_images(made.save(folder / "own.tar"))
+    return own_image.NAME
+
+
 def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
-    db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
+    db: Database, tmp_path: Path, nodes: Cluster, image: str, target: Callable[..., str]
 ) -> None:
-    with own_image.built(tmp_path) as image:
-        assert image.run("--version") == f"trainmaster {trainmaster.__version__}\n"
-        assert image.run("-c", 'id -u; echo "$PWD"', options=("--entrypoint", "sh")) == "1000\n/home/trainmaster\n"
-        nodes.import_images(image.save(tmp_path / "own.tar"))
-    where = target(kind="pytorchjob", image=own_image.NAME, package="image", python=own_image.PYTHON, env={})
+    where = target(kind="pytorchjob", image=image, package="image", python=own_image.PYTHON, env={})
     spec = {"name": "pair", "target": where, "train": CONFIG, "resources": {"nodes": 2}}
     job = submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}}))
     # The control plane ends while the job runs, and a new one goes on.
@@ -107,6 +117,48 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
         assert str(rows[0].data["host"]).endswith(f"-1-{role}"), "an agent in each of two pods"
     left = nodes.kube.call("GET", "/api/v1/pods?labelSelector=trainmaster/attempt")["items"]
     assert left == []
+
+
+def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, image: str) -> None:
+    """helm install as an operator does it: not root, read-only root, the token from its secret."""
+    helm, folders = find_helm(), python_folders()
+    home = nodes.kube.folder / "server-data"
+    home.mkdir()
+    home.chmod(0o777)  # hostPath: a kubelet changes no owner there
+    volume = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": str(home)},
+              "storageClassName": "here"}  # fmt: skip
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "server",
+             "storageClassName": "here"}  # fmt: skip
+    call, space = nodes.kube.call, "/api/v1/namespaces/default"
+    meta = {"apiVersion": "v1", "metadata": {"name": "server"}}
+    call("POST", "/api/v1/persistentvolumes", {**meta, "kind": "PersistentVolume", "spec": volume})
+    call("POST", f"{space}/persistentvolumeclaims", {**meta, "kind": "PersistentVolumeClaim", "spec": claim})
+    name, _, tag = image.rpartition(":")
+    values = {
+        "image": {"repository": name, "tag": tag, "pullPolicy": "Never"}, "volume": {"existingClaim": "server"},
+        "volumes": [{"name": f"python-{n}", "hostPath": {"path": one}} for n, one in enumerate(folders)],
+        "volumeMounts": [{"name": f"python-{n}", "mountPath": one, "readOnly": True} for n, one in enumerate(folders)],
+        "resources": {"requests": {"memory": "64Mi"}},
+    }  # fmt: skip
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    words = [helm, "install", "demo", str(CHART), "--values", str(tmp_path / "values.yaml"), "--wait",
+             "--timeout=300s"]  # fmt: skip
+    env = {**os.environ, "KUBECONFIG": str(nodes.kube.kubeconfig()), "HOME": str(tmp_path)}
+    done = subprocess.run([*nodes.inside(), *words], capture_output=True, text=True, env=env, check=False)
+    listed = call("GET", f"{space}/pods?labelSelector=app.kubernetes.io/instance%3Ddemo")["items"]
+    assert done.returncode == 0, (done.stdout, done.stderr, [one["status"] for one in listed])
+    (pod,) = listed
+    token = base64.b64decode(call("GET", f"{space}/secrets/demo-trainmaster-admin")["data"]["token"]).decode()
+
+    def ask(path: str, *headers: str) -> str:
+        """From the network of the nodes, as another pod would."""
+        asked = ["curl", "--silent", "--max-time", "20", "--write-out", "%{http_code}", *headers]
+        words = [*nodes.inside(), *asked, f"http://{pod['status']['podIP']}:8470{path}"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    assert ask("/readyz").endswith("200") and ask("/v1/training/jobs").endswith("401")
+    assert '"jobs":[]' in ask("/v1/training/jobs", "--header", f"Authorization: Bearer {token}").replace(" ", "")
+    assert (home / "home" / "trainmaster.db").stat().st_uid == 1000
 
 
 def test_a_job_that_no_node_has_room_for_is_explained(db: Database, tmp_path: Path, target: Callable[..., str]) -> None:
@@ -162,7 +214,9 @@ def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Ca
     assert call(shell(on, job, "--node", node, "--", "hostname"))[1].rstrip().endswith("-master-0")
     assert len(call(shell(on, job, "--", "head", "-c", "3000000", "/dev/zero"))[1]) == 3_000_000
     # On a terminal: a shell, keys as they are typed, Ctrl-C for the program in the pod.
-    steps = ((b"$ ", b"echo be$((1))gun; sleep 500\n"), (b"be1gun", b"\x03"), (b"$ ", b"exit 3\n"))
+    # One program that says it has begun: a Ctrl-C before `sleep` has the terminal would be the shell's, which waits on.
+    begin = b"sh -c 'echo be$((1))gun; sleep 500'\n"
+    steps = ((b"$ ", begin), (b"be1gun", b"\x03"), (b"$ ", b"exit 3\n"))
     code, shown = type_into(shell(on, job, "--", "sh"), *steps)
     assert code == 3, shown
     # A pod of its own, like the others.
@@ -190,6 +244,7 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
 def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
     db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

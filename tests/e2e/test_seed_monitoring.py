@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,12 +137,17 @@ def test_detects_new_lines_since_last_poll(monitor: Monitor) -> None:
 
 
 def test_polling_interval_works_correctly(monitor: Monitor) -> None:
-    """With the seed's five seconds between two polls, ten lines of one second come in at most two reads, all."""
+    """With the seed's five seconds between two polls, ten lines of one second come in at most two reads, all.
+
+    A busy machine writes them more slowly: then there is one more read for every five seconds.
+    """
     counts: set[int] = set()
+    began = time.monotonic()
     steps = "; ".join(f"echo '{line(epoch)}' >> global.json; sleep 0.1" for epoch in range(10))
     job = monitor.run(steps, lambda now, _: counts.add(len(monitor.epochs(now))), tick_s=5.0)
     assert job.status is Status.COMPLETED and monitor.epochs(job) == list(range(10))
-    assert len(counts - {0}) <= 2, f"seen after {sorted(counts)} lines: polled more often than told"
+    polls = 2 + int((time.monotonic() - began) / 5.0)
+    assert len(counts - {0}) <= polls, f"seen after {sorted(counts)} lines: polled more often than told"
 
 
 def test_handles_missing_global_json_initially(monitor: Monitor) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+import slurm as slurm_testbed
 from reconciling import drive
 from slurm import Cluster
 from trainmaster.control import submit as submitting
@@ -47,6 +51,7 @@ def lines_of(db: Database, job_id: str) -> list[tuple[str, int, object]]:
     return [(row.attempt, row.offset, row.data) for row in events.list_events(db, job_id, limit=100_000)]
 
 
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
 def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_run(
     db: Database, tmp_path: Path, slurm: Cluster, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,3 +101,77 @@ def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_r
     assert len(started) == 2, "the event file of the restart goes on from the first"
     with capsys.disabled():
         print(f"\n[slurm] {lost[0][0]} lost, requeued, resumed and completed {took_s:.1f} s later", end="")
+
+
+# Jobs of `urgent` take the nodes of those in `gpu`, which get a minute to save and are then requeued.
+PREEMPTING = """PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=urgent Nodes=n1,n2,n3 PriorityTier=10 PreemptMode=OFF State=UP
+PartitionName=DEFAULT PriorityTier=1 GraceTime=60
+"""
+# Long enough to be seen in the middle; no save is due by its schedule.
+LONG = {
+    **CONFIG, "batch_sequences": 16, "sequence_tokens": 128,
+    "checkpoint": {"every_steps": 1000, "mode": "sync", "lease_s": 2.0},
+}  # fmt: skip
+
+
+def stop_ranks(job_id: str) -> None:
+    """SIGSTOP the ranks, so that the run is in the middle however fast it is: Slurm sends SIGCONT before SIGTERM."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            marked = f"TRAINMASTER_ATTEMPT={job_id}".encode() in (path / "environ").read_bytes()
+            if marked and b"trainmaster.train" in (path / "cmdline").read_bytes():
+                os.kill(int(path.name), signal.SIGSTOP)
+
+
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
+def test_a_preempted_run_saves_waits_again_and_goes_on_with_the_same_losses(db: Database, tmp_path: Path) -> None:
+    (tmp_path / "slurm").mkdir()
+    with slurm_testbed.start(tmp_path / "slurm", extra=PREEMPTING) as cluster:
+        document = {"folder": str(tmp_path / "shared"), "env": {"SLURM_CONF": str(cluster.conf)}, "poll_s": 0.2}
+        (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(document))
+        spec = {
+            "name": "victim", "target": f"slurm:{tmp_path / 'cluster.yaml'}", "preflight": {"level": 0},
+            "train": LONG, "env": {"OMP_NUM_THREADS": "1"},
+            "limits": {"attempts": 1, "grace_s": 30}, "slurm": {"exclusive": True}, "queue": {"preemptible": True},
+        }  # fmt: skip
+        job = submitting.submit(db, parse_spec(spec))
+        notes: list[str] = []
+        rests: list[float] = []
+
+        def preempt(now: JobRow) -> None:
+            """Take all nodes once it trains; let it start again soon after."""
+            handle = attempts.list_attempts(db, job.id)[-1].handle if now.attempts else None
+            if handle is None or "slurm_job" not in handle:
+                return
+            if not notes and losses(db, job.id):
+                stop_ranks(job.id)
+                cluster.call("sbatch", "-p", "urgent", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+                notes.append("asked")
+            if notes and now.message and now.message != notes[-1]:
+                notes.append(now.message)
+            number = str(handle["slurm_job"])
+            if "(BeginTime)" in now.message:
+                rests.append(time.monotonic())
+                if rests[-1] - rests[0] > 3:
+                    cluster.call("scontrol", "update", f"jobid={number}", "starttime=now", check=False)
+
+        ended = drive(db, tmp_path, job, preempt)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert ended.attempts == 1, "Slurm started it again; no second attempt was needed"
+    assert any("preempted by Slurm at" in note and "BeginTime" in note for note in notes), notes
+    found = losses(db, job.id)
+    assert set(found) == set(range(1, STEPS + 1)) and all(len(values) == 1 for values in found.values())
+    starts = [row for row in events.list_events(db, job.id, phase="PROJECT", limit=1000) if row.event == "start"]
+    assert len(starts) == 2
+    saved = [
+        row.data["step"]
+        for row in events.list_events(db, job.id, phase="CHECKPOINT", limit=1000)
+        if row.event == "saved"
+    ]
+    assert saved[0] < STEPS, "it saved when it was asked to, not at a step of its schedule"
+    plain = {"name": "whole", "train": LONG, "env": {"OMP_NUM_THREADS": "1"}, "preflight": {"level": 0}}
+    whole = submitting.submit(db, parse_spec(plain))
+    assert drive(db, tmp_path, whole, lambda _: None).status is Status.COMPLETED
+    assert losses(db, whole.id) == found, "the same losses as undisturbed"

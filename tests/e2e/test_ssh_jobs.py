@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fork_server import ForkServer
 from reconciling import drive, running
 from sshd import Lab, lab, needs_sshd
+from train.runs import Ranks
 from trainmaster.control import logs, reap
 from trainmaster.control import submit as submitting
+from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, node_file
+from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
 from trainmaster.storage import open_store
@@ -30,6 +35,7 @@ from trainmaster.store import attempts, events, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
+from trainmaster.train.checkpoint.tiers.memory import FOLDER_VARIABLE
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(600)]
 
@@ -46,7 +52,7 @@ def machines(tmp_path: Path) -> Iterator[Lab]:
     (tmp_path / "lab").mkdir()
     with lab(tmp_path / "lab") as made:
         for name in ("n1", "n2", "n3"):
-            made.start(name)
+            made.start(name, environment={FOLDER_VARIABLE: str(tmp_path / "memory" / name)})
         made.wait()
         yield made
 
@@ -74,17 +80,83 @@ def losses(db: Database, job_id: str) -> dict[int, set[float]]:
     return found
 
 
-def test_a_lost_machine_is_replaced_by_a_spare_and_the_run_is_the_same(
-    db: Database, tmp_path: Path, machines: Lab, target: str, capsys: pytest.CaptureFixture[str]
+@pytest.fixture(scope="module")
+def undisturbed(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[int, set[float]]:
+    """Loss of every step of the same run on one machine, without a fault."""
+    ran = Ranks(programs, tmp_path_factory.mktemp("undisturbed"), build(TrainConfig, CONFIG), ranks=2).finish()
+    assert ran.codes == [0, 0], ran.output
+    assert sorted(ran.losses) == list(range(1, STEPS + 1))
+    return {step: {loss} for step, loss in ran.losses.items()}
+
+
+def test_a_killed_rank_is_recovered_in_place_and_a_lost_machine_by_a_spare(
+    db: Database,
+    tmp_path: Path,
+    machines: Lab,
+    target: str,
+    undisturbed: dict[int, set[float]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In one attempt: a rank of the second machine is killed in a step, then that machine is switched off."""
+    env = {"TRAINMASTER_KILL_AT": "step:backward @12;", "TRAINMASTER_KILL_RANK": "1;"}
+    spec = {
+        "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2, "spares": 1}, "env": env,
+        "preflight": {"level": 1, "allow_incomplete": True},
+    }  # fmt: skip
+    job = submitting.submit(db, parse_spec(spec))
+    lost: list[str] = []
+
+    def lose(_: JobRow) -> None:
+        """Once the first recovery is done: no process, no server, and what it had in memory is gone."""
+        first = list((tmp_path / "shared" / "jobs" / job.id / "attempts").glob("1-*/events.jsonl"))
+        if not lost and any('"RECOVERY","event":"done"' in file.read_text() for file in first):
+            (attempt,) = attempts.list_attempts(db, job.id)
+            assert attempt.handle is not None
+            lost.append(attempt.handle["nodes"][1])
+            next(host for host in machines.hosts if host.name == lost[0]).cut(also_server=True)
+            for pid in processes_of(f"{job.id}.1/1"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(tmp_path / "memory" / lost[0])
+
+    ended = drive(db, tmp_path, job, lose)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    (attempt,) = attempts.list_attempts(db, job.id)
+    assert attempt.handle is not None and lost and attempt.handle["spares"] == 1
+    told = list(events.list_events(db, job.id, phase="RECOVERY", limit=100))
+    begun = [row.data for row in told if row.event == "start"]
+    done = [row.data for row in told if row.event == "done"]
+    assert [(data["how"], data["restart"]) for data in begun] == [("in_place", 1), ("spare", 2)], told
+    assert begun[0]["reason"] == "crashed" and begun[0]["rank"] == 1 and list(begun[1]["replaced"]) == ["1"]
+    assert [data["restart"] for data in done] == [1, 2]
+    assert losses(db, job.id) == undisturbed
+    # Every machine was checked once, the spare too, and nothing again for the recoveries.
+    for node in range(3):
+        stream = node_file(EVENTS_FILE, node)
+        checked = events.list_events(db, job.id, phase="PREFLIGHT", limit=1000, stream=stream)
+        assert [row.event for row in checked if row.event != "check"] == ["start", "end"], stream
+    names = [stream.stream for stream in asyncio.run(logs.list_streams(db, ended, [attempt]))]
+    assert {"rank-0.log", "rank-1.node-2.log", "agent.node-2.log"} < set(names)
+    for node in range(3):
+        assert processes_of(f"{job.id}.1/{node}") == []
+    with capsys.disabled():
+        stops = ", ".join(f"{data['how']} {data['seconds']:.1f} s {data['parts']}" for data in done)
+        print(f"\nfrom the failure to the next step: {stops}")
+
+
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
+def test_a_lost_machine_is_replaced_in_the_next_attempt_and_the_run_is_the_same(
+    db: Database,
+    tmp_path: Path,
+    machines: Lab,
+    target: str,
+    undisturbed: dict[int, set[float]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     spec = {
         "name": "pair", "target": target, "train": CONFIG, "resources": {"nodes": 2}, "preflight": {"level": 0},
         "limits": {"attempts": 4},
     }  # fmt: skip
-    undisturbed = submitting.submit(db, parse_spec({**spec, "name": "undisturbed"}))
-    ended = drive(db, tmp_path, undisturbed, lambda _: None)
-    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
-
     job = submitting.submit(db, parse_spec(spec))
     lost: list[float] = []
     back: list[float] = []
@@ -113,13 +185,12 @@ def test_a_lost_machine_is_replaced_by_a_spare_and_the_run_is_the_same(
     assert tried[0].handle is not None and tried[-1].handle is not None
     dead, spares = tried[0].handle["nodes"][1], tried[-1].handle["nodes"]
     assert len(tried) > 1 and len(spares) == 2 and dead not in spares
-    whole, ours = losses(db, undisturbed.id), losses(db, job.id)
-    assert sorted(ours) == sorted(whole) == list(range(1, STEPS + 1))
-    assert ours == whole  # every step of every attempt has the loss of the undisturbed run
+    assert losses(db, job.id) == undisturbed  # every step of every attempt has the loss of the undisturbed run
     with capsys.disabled():
         print(f"\na machine lost; {back[0] - lost[0]:.1f} s until the next training step on another")
 
 
+@pytest.mark.matrix(one_in=2, of="jobs over SSH")
 def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     db: Database, tmp_path: Path, machines: Lab, target: str
 ) -> None:
@@ -148,6 +219,7 @@ def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     assert asyncio.run(reap.sweep(db, tmp_path)) == []
 
 
+@pytest.mark.matrix(one_in=2, of="jobs over SSH")
 def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, target: str) -> None:
     (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\npreflight: { level: 0 }\n")
     words = ["submit", "job.yaml", "--on", target, "--follow", "--workdir", "none", "--home", "home"]
@@ -158,6 +230,7 @@ def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, ta
     assert "Task was destroyed" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix(one_in=2, of="jobs over SSH")
 def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path: Path, target: str) -> None:
     script = "mkdir -p $TRAINMASTER_OUTPUTS/d; for i in $(seq 700); do echo $RANK-$i > $TRAINMASTER_OUTPUTS/d/$i; done"
     big = "head -c 20000000 /dev/urandom > $TRAINMASTER_OUTPUTS/big; sha256sum < $TRAINMASTER_OUTPUTS/big"
@@ -172,6 +245,7 @@ def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path
         assert store.get(f"jobs/{job.id}/attempts/1/rank-{rank}.log").split()[0].decode() == digest
 
 
+@pytest.mark.matrix(one_in=2, of="jobs over SSH")
 def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Database, tmp_path: Path, target: str) -> None:
     line = '{"v":1,"phase":"STEP","event":"metrics","data":{"rank":\'$RANK\',"part":%s}}'
     check = '{"v":1,"phase":"PREFLIGHT","event":"check","data":{"check":"cpu","verdict":"pass"}}'
@@ -215,6 +289,7 @@ def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Databas
     assert [row.check for row in nodes.list_checks(db, job.id)] == ["cpu", "cpu"]  # the check of each node
 
 
+@pytest.mark.matrix(one_in=2, of="jobs over SSH")
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:
     spec = {"name": "many", "target": target, "command": ["sh", "-c", "sleep 0.2; echo $$ > $TRAINMASTER_OUTPUTS/pid"]}
     jobs = [submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]

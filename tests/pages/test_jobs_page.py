@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import event
 
 from pages import samples
 from trainmaster.core.states import Status
-from trainmaster.pages import jobs
+from trainmaster.pages import jobs, sets
+from trainmaster.store import costs
 from trainmaster.store.database import Database
 
 
@@ -68,7 +70,7 @@ def test_the_cost_does_not_grow_with_the_jobs(db: Database, many: int) -> None:
     with counted(db) as statements:
         jobs.read(db)
     # Rows, last steps, what they paid for (2), how many of each status.
-    assert len([text for text in statements if text.startswith("SELECT")]) == 5
+    assert len([text for text in statements if text.startswith("SELECT")]) == 6
 
 
 @contextmanager
@@ -83,3 +85,13 @@ def counted(db: Database) -> Iterator[list[str]]:
         yield statements
     finally:
         event.remove(db.engine, "before_cursor_execute", note)
+
+
+def test_the_list_without_trials_has_the_same_lines(db: Database) -> None:
+    """Costs and machines too: it is what `trainmaster jobs` prints."""
+    stories = [make(db) for make in (samples.resumed, samples.completed, samples.pending)]
+    with db.write() as conn:
+        costs.set_price(conn, stories[1].attempt, 100)
+    now = datetime.now(UTC)
+    folded = sets.read_folded(db, project=None, limit=50, offset=0, now=now)
+    assert folded.jobs == jobs.read(db, now=now).jobs and any(line.cost_cents for line in folded.jobs)

@@ -21,15 +21,22 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from pages import samples
 from trainmaster import targets
 from trainmaster.control import checkpoints, inputs, known_targets
+from trainmaster.control.notify import send
+from trainmaster.control.queueing import sets
 from trainmaster.core.config.spec_places import PLACES, is_naming
+from trainmaster.core.config.sweep import parse_sweep
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.events import Event
 from trainmaster.core.roles import Role
 from trainmaster.core.schema import describe
 from trainmaster.core.spec import JobSpec
+from trainmaster.queueing.state import Device
 from trainmaster.storage import open_store
 from trainmaster.store import attempts, costs, jobs, tables, webhooks
+from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
@@ -45,8 +52,17 @@ CALLERS: dict[str, tuple[Role, str | None] | None] = {
     "none": None, "viewer": (Role.VIEWER, "lab"), "stranger": (Role.USER, "other"), "user": (Role.USER, "lab"),
     "project admin": (Role.ADMIN, "lab"), "server admin": (Role.ADMIN, None),
 }  # fmt: skip
-OF_USERS = {"jobs", "transitions", "audit", "blobs", "workdirs", "outbox"}  # tables that a user's requests write
-OF_OPERATORS = {"known_targets", "target_grants"}
+OF_USERS = {
+    "jobs",
+    "transitions",
+    "audit",
+    "blobs",
+    "workdirs",
+    "outbox",
+    "job_sets",
+    "set_trials",
+}  # tables that a user's requests write
+OF_OPERATORS = {"known_targets", "target_grants", "machines"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,32 +75,60 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    monkeypatch = pytest.MonkeyPatch()
     home = tmp_path_factory.mktemp("home-of-the-server")
     db = open_database(home / "trainmaster.db")
+    monkeypatch.setattr(send, "look_up", lambda _host, _port: [])  # a test of a webhook asks no name server
     app = create_app(db, home, reconcile=False, require_token=True, rate=None)
     parts = {name: furnish(db, home, name) for name in ("lab", "victim")}
     with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:  # one loop for all requests
         yield World(db=db, home=home, client=client, parts=parts)
+    monkeypatch.undo()
     db.close()
 
 
 def furnish(db: Database, home: Path, project: str) -> dict[str, str]:
     """Something of everything in a project; what its parts are called."""
     story, hook = iterated(db, name=f"of-{project}", project=project, target="lambda"), str(uuid.uuid4())
+    spare = str(uuid.uuid4())
+    host = Event(phase="PROJECT", event="start", data={"host": f"node-of-{project}", "version": "0"})
+    story.tell([host, *samples.preflight()])
     keep(
         db, home, story.id, {path: MARK.format(project).encode() for path in ("outputs/m.bin", "attempts/1/agent.log")}
     )
     with db.write() as conn:
         attempts.mark_released(conn, story.attempt, at=AT)
         costs.set_budget(conn, project, "month", 10_000, at=AT)
-        webhooks.insert_webhook(conn, hook, url=f"https://{project}.example.org/x", project=project, topics=[], at=AT)
+        for each in (hook, spare):
+            url = f"https://{project}.example.org/{each[:8]}"
+            webhooks.insert_webhook(conn, each, url=url, project=project, topics=[], at=AT)
+        devices.record(conn, "local@elsewhere", "gpu", [Device(id="GPU-0", machine="gpu-1")], at=AT)
     issue(db, f"spare-{project}", Role.USER, project)
     known_targets.grant(db, "lambda", project, user=None, by="local")
+    trials = {"name": f"set-of-{project}", "project": project, "command": ["x"], "matrix": {"env.A": ["1", "2"]}}
+    submitted = sets.submit_set(db, parse_sweep({**trials, "target": "lambda"}))
     return {
         "uuid": story.id, "id": hook, "project": project, "project_id": project, "job_id": story.id, "period": "month",
         "n": "1", "stream": "agent.log", "path": "outputs/m.bin", "step": "1", "sha256": "0" * 64, "code": "x",
-        "model_id": "m1",
+        "model_id": "m1", "tab": "events", "node": f"node-of-{project}", "spare": spare, "machine": "gpu-1",
+        "set_id": submitted.id,
     }  # fmt: skip
+
+
+# Of pages: what a request needs besides its path, which no document states.
+QUERIES = {
+    "GET /nodes/one": "node={node}", "GET /nodes/drain": "node={node}", "GET /nodes/readmit": "node={node}",
+    "GET /compare": "jobs={uuid}", "GET /compare/curves": "jobs={uuid}", "GET /cost": "project={project}",
+    "GET /settings": "subject=webhook:{id}",
+}  # fmt: skip
+FORMS = {
+    "POST /nodes/drain": "node={node}", "POST /nodes/readmit": "node={node}",
+    "POST /settings/tokens": "name=form-{any}&role=admin&project={project}",
+    "POST /settings/tokens/revoke": "name=spare-{project}",
+    "POST /settings/webhooks": "url=https://h.example.org/y&project={project}",
+    "POST /settings/webhooks/switch": "id={id}&enabled=1", "POST /settings/webhooks/test": "id={id}",
+    "POST /settings/webhooks/remove": "id={spare}", "POST /settings/channels/test": "name=ops",
+}  # fmt: skip
 
 
 def test_every_route_as_every_caller(world: World) -> None:
@@ -95,7 +139,8 @@ def test_every_route_as_every_caller(world: World) -> None:
         sees = {"lab", "victim"} if rights == (Role.ADMIN, None) else own
         before = snapshot(world.db)
         for operation, url, body in requests(world):
-            answer = world.client.request(operation.split()[0], url, headers=token, json=body)
+            sent = {"content": body} if isinstance(body, str) else {"json": body}
+            answer = world.client.request(operation.split()[0], url, headers=token, **sent)
             asked += 1
             path = operation.split()[1]
             assert answer.status_code < 500, (caller, operation, answer.text)
@@ -103,7 +148,9 @@ def test_every_route_as_every_caller(world: World) -> None:
                 useful.add(operation)
             for project in {"lab", "victim"} - sees:
                 told = [MARK.format(project), f"of-{project}", f"https://{project}", f"spare-{project}"]
-                leaks += [(caller, operation, url, word) for word in told if word in answer.text and word not in url]
+                written = f"{url} {body}"  # a refusal may repeat what the caller wrote
+                heard = [word for word in told if word in answer.text and word not in written]
+                leaks += [(caller, operation, url, word) for word in heard]
             if str(world.home) in answer.text:
                 leaks.append((caller, operation, url, "the home's path"))
             if rights is None and path not in PUBLIC and not path.startswith(("/static/", "/enter/", "/login")):
@@ -119,6 +166,7 @@ def test_every_route_as_every_caller(world: World) -> None:
         "PUT /v1/projects/{project}/chunks/{sha256}", "PUT /v1/projects/{project}/workdirs/{sha256}",  # other bytes
         "GET /enter/{code}", "POST /login", "GET /static/{name}", "POST /v1/targets",
         "DELETE /v1/targets/{name}",  # jobs run there
+        "POST /nodes/drain", "POST /nodes/readmit",  # lambda has no scheduler
     }, hardly  # fmt: skip
 
 
@@ -140,6 +188,11 @@ def requests(world: World) -> Iterator[tuple[str, str, Any]]:
             name = {"/v1/tokens": f"spare-{project}", "/v1/targets": "lambda"}.get(path.partition("/{")[0], "app.css")
             url = path.format(**{**parts, "name": name})
             stated = [item["name"] for item in operations[operation].get("parameters", ()) if item["in"] == "query"]
+            if operation in QUERIES:
+                yield operation, f"{url}?{QUERIES[operation].format(**parts)}", None
+            if operation in FORMS:
+                yield operation, url, FORMS[operation].format(**parts, any=uuid.uuid4().hex[:8])
+                continue
             for body in bodies(document, operations[operation], project):
                 yield operation, url, body
             for one in set(stated) & parts.keys():
@@ -154,11 +207,13 @@ def bodies(document: dict[str, Any], operation: dict[str, Any], project: str) ->
     name = content["schema"]["$ref"].rpartition("/")[2]
     if name == "JobSpec":
         return [{"name": "x", "project": project, "command": ["true"], "target": "lambda"}]
+    if name == "SetSpec":
+        return [{"name": "x", "project": project, "command": ["true"], "target": "lambda", "matrix": {"env.A": ["1"]}}]
     properties = document["components"]["schemas"][name]["properties"]
     known = {
         "name": f"x-{uuid.uuid4().hex[:8]}", "role": "admin", "project": project, "url": "https://h.example.org/y",
         "word": "ssh:/etc/trainmaster/x.yaml", "cap_cents": 5, "enabled": False, "topics": [], "user": None,
-        "chunks": [], "sha256": [],
+        "chunks": [], "sha256": [], "weight": 2.0, "quota": 4, "reason": "a fan", "target": None,
     }  # fmt: skip
     unknown = properties.keys() - known.keys()
     assert not unknown, f"{name} has a new field {unknown}: write a value for it here"

@@ -217,7 +217,7 @@ def test_a_browser_is_led_to_the_login_and_back(closed: TestClient, db: Database
     assert all(word in flags for word in ("httponly", "samesite=strict", "path=/"))
     page = closed.get(f"/jobs/{story.id}")
     assert page.status_code == 200
-    assert "Sign out ann" in page.text
+    assert "Sign out</button>" in page.text and ">ann</span>" in page.text
     assert token not in page.text
     assert closed.post(f"/jobs/{story.id}/cancel").status_code == 403  # a viewer
     assert closed.post("/logout").status_code == 303

@@ -46,7 +46,7 @@ def test_the_api_and_the_page_have_them(client: TestClient, db: Database) -> Non
     ]
     assert client.get(f"{JOBS}/{job_id}/deliveries?failed=true").json()["deliveries"] == sent
     assert client.get(f"/v1/webhooks/{HOOK}/deliveries").status_code == 404, "there is no such webhook any more"
-    page = client.get(f"/jobs/{job_id}").text
+    page = client.get(f"/jobs/{job_id}/attempts").text
     assert "Transitions" in page and "Notifications" in page and "HTTP 500" in page
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -16,6 +17,7 @@ from trainmaster.storage import open_store
 from trainmaster.store import events
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
+from trainmaster.web.beside import Beside
 from trainmaster.web.page_cache import PageCache
 from web.conftest import BASE, LOCAL
 from web.furnished import JOBS, keep
@@ -81,7 +83,7 @@ def test_walking_gives_the_events_that_listing_gives(any_db: Database) -> None:
 
 
 def test_the_page_of_a_final_job_is_read_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    live, story = PageCache(db), samples.resumed(db)
+    live, story = PageCache(db, Beside()), samples.resumed(db)
     assert live.read(story.id).status is Status.RUNNING  # type: ignore[union-attr]
     story.tell(samples.training(141, 200)).end_attempt().finish(Status.COMPLETED)
     first = live.read(story.id)
@@ -91,3 +93,28 @@ def test_the_page_of_a_final_job_is_read_once(db: Database, monkeypatch: pytest.
     again = live.read(story.id)
     assert again is not None
     assert (again.run, again.made_at >= first.made_at) == (first.run, True)
+
+
+def test_what_a_page_does_not_wait_for_is_read_later_once_and_the_curves_first() -> None:
+    done: list[str] = []
+    begun, go_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(30)
+        raise OSError("the database is away")
+
+    beside = Beside(wait_s=0.0)
+    beside.ask("first", first, rank=5)
+    assert begun.wait(30)
+    for _ in range(3):
+        beside.ask("first", lambda: done.append("again"), rank=0)  # it is being read
+        beside.ask("ledger", lambda: (done.append("ledger"), over.set()), rank=2)
+        beside.ask("curves", lambda: done.append("curves"), rank=0)
+    assert beside.is_asked("first") and beside.is_asked("ledger") and not beside.is_asked("page")
+    go_on.set()
+    assert over.wait(30)
+    assert done == ["curves", "ledger"], "one by one, by rank, and a failure ends nothing"
+    patient = Beside(wait_s=3600)
+    patient.ask("page", lambda: done.append("at once"), rank=0)
+    assert patient.is_asked("page") and done == ["curves", "ledger"]

@@ -9,11 +9,14 @@ from starlette.testclient import TestClient
 
 from pages import samples
 from trainmaster import report
+from trainmaster.core.roles import Role
 from trainmaster.pages import job
 from trainmaster.store import jobs
 from trainmaster.store.database import Database
 from trainmaster.store.database import Database as Store
-from trainmaster.web.views import FINAL
+from trainmaster.web import navigation
+from trainmaster.web.sections.run import FINAL
+from web.furnished import issue
 
 NOBODY = "00000000-0000-4000-8000-000000000000"
 
@@ -131,7 +134,18 @@ def test_resume_from_the_page(client: TestClient, db: Database) -> None:
 def test_not_found_is_a_page_in_the_same_style(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
-    assert "/static/style.css" in answer.text
+    assert "/static/style.css" in answer.text and 'id="advice"' in answer.text
+    assert 'aria-label="Sections"' in answer.text and 'id="to-runs"' in answer.text, "the way onward"
+
+
+def test_a_refusal_says_what_to_do_and_leads_onward(client: TestClient, db: Database) -> None:
+    story, viewer = samples.resumed(db), issue(db, "ann", Role.VIEWER)
+    refused = client.post(f"/jobs/{story.id}/cancel", headers=viewer)
+    assert refused.status_code == 403 and "An administrator of the project" in refused.text
+    assert 'aria-label="Sections"' in refused.text, "who is known has the navigation, also where a role is missing"
+    stranger = client.post(f"/jobs/{story.id}/cancel", headers={"Authorization": "Bearer tm_" + "x" * 43})
+    assert stranger.status_code == 401
+    assert 'aria-label="Sections"' not in stranger.text and 'href="/login"' in stranger.text
 
 
 def test_our_own_fault_is_a_page_without_a_trace(
@@ -146,6 +160,7 @@ def test_our_own_fault_is_a_page_without_a_trace(
         as_json = client.get("/v1/training/jobs")
     assert answer.status_code == as_json.status_code == 500
     assert "disk on fire" not in answer.text + as_json.text
+    assert 'id="again"' in answer.text and " UTC" in answer.text, "load it again, or tell the operator when it was"
     assert "disk on fire" in caplog.text
     assert as_json.json()["error"]["code"] == "internal"
     assert "content-security-policy" in answer.headers
@@ -159,3 +174,37 @@ def test_static_files_and_nothing_else(client: TestClient) -> None:
         assert again.status_code == 304
     assert client.get("/static/..%2Fapp.py").status_code == 404
     assert client.get("/static/app.py").status_code == 404
+
+
+def test_the_navigation_has_the_sections_that_exist(client: TestClient) -> None:
+    text = client.get("/").text
+    for entry in navigation.ENTRIES:
+        status = client.get(entry.path).status_code
+        assert (f'<a href="{entry.path}" data-key="{entry.key}"' in text) == (status == 200), entry.label
+    assert '<a href="/" data-key="r" aria-current="page">Runs</a>' in text
+
+
+def test_search_finds_jobs_failures_nodes_and_gpus_of_the_callers_project(client: TestClient, db: Database) -> None:
+    broken, run = samples.failed_check(db), samples.failed_run(db)
+    serial = {"check": "gpu_model", "verdict": "pass", "reason": "one H200", "device": "gpu0",
+              "values": {"serial": "1652922000123"}}  # fmt: skip
+    other = samples.Story(db, samples.spec(name="secret-run", project="other")).start()
+    hot = {"check": "gpu_thermal", "verdict": "warn", "reason": "throttled at 93 C", "device": "gpu5"}
+    other.tell([samples.project(other.attempt), *samples.preflight([serial, hot])])
+
+    def kinds(word: str, **headers: str) -> list[tuple[str, str]]:
+        answer = client.get("/v1/search", params={"q": word}, headers=headers).json()
+        page = client.get("/search", params={"q": word}, headers=headers).text
+        assert all(f'href="/jobs/{hit["job_id"]}' in page for hit in answer["hits"])
+        return [(hit["kind"], hit["job_id"]) for hit in answer["hits"]]
+
+    assert kinds("llama-8b") == [("job", broken.id)]
+    assert kinds(run.id[:8]) == [("job", run.id)]
+    assert ("failure", run.id) in kinds("out of MEMORY")
+    assert ("gpu", other.id) in kinds("1652922000123") and kinds("THROTTLED at") == [("gpu", other.id)]
+    assert {kind for kind, _ in kinds("node-17")} == {"node"}
+    ours = issue(db, "ann", Role.VIEWER, project="research")
+    assert kinds("1652922000123", **ours) == [] and kinds("secret-run", **ours) == []
+    assert "Nothing was found" in client.get("/search", params={"q": "no such thing"}).text
+    hostile = "<img src=x onerror=alert(1)>%_"
+    assert "<img" not in client.get("/search", params={"q": hostile}).text and kinds(hostile) == []

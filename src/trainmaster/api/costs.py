@@ -116,3 +116,64 @@ class CostPage:
     projects: tuple[ProjectSpending, ...]
     budgets: tuple[BudgetLine, ...]
     made_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingLine:
+    """What one project, person, target or month has cost. `unknown_parts`: attempts whose price nobody stated."""
+
+    name: str | None  # a person: None is the command line on the home folder
+    known_cents: int
+    unknown_parts: int
+    attempts: int
+    share: float  # of the known cents of all lines
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOutlook:
+    """A budget with what is left, and where spending leads. `forecast_cents` is of the month's end; null: no month."""
+
+    project: str
+    period: str
+    cap_cents: int
+    spent_cents: int
+    left_cents: int
+    share: float | None
+    forecast_cents: int | None
+    reached_at: datetime | None  # at the present rate; null: not in this period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleMachine:
+    """A rented machine that costs money and trains nothing."""
+
+    name: str
+    kind: str | None
+    region: str | None
+    target: str
+    project: str
+    job_id: str
+    job_name: str
+    why: str
+    since: datetime
+    cents_per_hour: float | None
+    cents: int | None  # since then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """Costs of a month, or of all, by project, person and target; months; budgets with outlook; idle machines."""
+
+    month: str | None
+    project: str | None
+    known_cents: int
+    unknown_parts: int
+    cents_per_hour: float  # now
+    forecast_cents: int | None  # at the end of the present month
+    projects: tuple[SpendingLine, ...]
+    people: tuple[SpendingLine, ...]
+    targets: tuple[SpendingLine, ...]
+    months: tuple[SpendingLine, ...]
+    budgets: tuple[BudgetOutlook, ...]
+    idle: tuple[IdleMachine, ...]
+    made_at: datetime

@@ -37,6 +37,7 @@ class JobLine:
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
+    machines: tuple[str, ...] = ()  # of its newest attempt, where the target names them
 
     @property
     def final(self) -> bool:

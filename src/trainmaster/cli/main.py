@@ -23,16 +23,19 @@ from trainmaster.cli._views import boundary, target_option
 _GROUPS = ("health", "training", "jobs", "server")
 _ORDER = (
     "demo examples check bandwidth accept cluster baseline isolate rejudge remedy readmit history data plan train "
-    "drill export submit jobs show logs events cancel resume fetch cost goodput reap serve work token target backup "
-    "restore rebuild delete report sim"
+    "drill export submit jobs top show logs events cancel resume fetch queue nodes cost goodput reap serve work token "
+    "target backup restore rebuild delete report sim"
 ).split()
 
 
 # Words of other programs for our verbs.
 _OTHER_WORDS = {
-    "status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "queue": "jobs", "run": "submit",
-    "launch": "submit", "apply": "submit", "stop": "cancel", "down": "cancel",
+    "status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "run": "submit",
+    "launch": "submit", "apply": "submit", "sbatch": "submit", "sweep": "submit", "stop": "cancel", "down": "cancel",
+    "kill": "cancel", "scancel": "cancel", "squeue": "queue", "sinfo": "nodes", "drain": "remedy", "login": "token",
+    "version": "--version", "help": "--help",
 }  # fmt: skip
+_ELSEWHERE = {"compare": "Runs are compared on the page Compare of 'trainmaster serve'."}
 
 
 @functools.cache
@@ -71,7 +74,8 @@ class _Verbs(TyperGroup):
         if word not in verbs() and not word.startswith("-") and not ctx.resilient_parsing:
             close = difflib.get_close_matches(word, verbs(), n=1)
             meant = _OTHER_WORDS.get(word) or (close[0] if close else None)
-            ctx.fail(f"No such command '{word}'." + (f" Did you mean '{meant}'?" if meant else ""))
+            hint = _ELSEWHERE.get(word) or (f"Did you mean '{meant}'?" if meant else "")
+            ctx.fail(f"No such command '{word}'. {hint}".rstrip())
         return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -156,6 +160,9 @@ def _guard_all(group: typer.Typer, name: str) -> typer.Typer:
     for command in guarded.registered_commands:
         if command.callback is not None:
             command.callback = boundary.guard(command.callback, name)
+    if (own := guarded.registered_callback) is not None and own.callback is not None:  # what it does without a verb
+        guarded.registered_callback = copy.copy(own)
+        guarded.registered_callback.callback = boundary.guard(own.callback, name)
     return guarded
 
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from trainmaster.api.access import Token
 from trainmaster.api.codec import decode
+from trainmaster.api.compare import RunCurve
 from trainmaster.api.costs import Budget, Cost, CostPage, JobCost, ProjectCost
 from trainmaster.api.events import Event
 from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
@@ -31,12 +32,10 @@ from trainmaster.api.goodput import Goodput, GoodputPage, GoodputSum, JobGoodput
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
 from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
-from trainmaster.api.paths import JOBS, TRAINING, chunks
-from trainmaster.api.paths import workdir as workdir_path
+from trainmaster.api.paths import JOBS, TRAINING
 from trainmaster.api.run import Run
 from trainmaster.api.targets import KnownTarget
 from trainmaster.api.webhooks import Delivery
-from trainmaster.api.workdirs import MissingChunks, StoredWorkdir
 from trainmaster.client import files, workdir
 from trainmaster.client.errors import (
     BadRequest,
@@ -51,6 +50,8 @@ from trainmaster.client.errors import (
     TooMany,
     Unavailable,
 )
+from trainmaster.client.queueing import QueueCalls
+from trainmaster.client.receiver import Receiver
 from trainmaster.client.transport import Transport, server_sent
 
 __all__ = [
@@ -64,7 +65,7 @@ __all__ = [
 _PIECE = 1 << 20  # bytes of a log in one answer
 
 
-class Client:
+class Client(QueueCalls):
     """Connection to one server. `token` is the output of `trainmaster token create`.
 
     `on_wait` is called with the reason before each wait of more than a second for a server that is away or busy.
@@ -117,7 +118,7 @@ class Client:
 
     def receiver(self, project: str) -> workdir.Receiver:
         """Where snapshots of working folders of a project go."""
-        return _Receiver(self._transport, project)
+        return Receiver(self._transport, project)
 
     def jobs(
         self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
@@ -133,6 +134,10 @@ class Client:
     def job(self, job_id: str) -> JobPage:
         """The page of a job."""
         return decode(JobPage, self.get(_job(job_id)))
+
+    def curve(self, job_id: str, *, metric: str = "loss", points: int = 240) -> RunCurve:
+        """About so many points of a metric, evenly spread over the run; `eval/loss` is that of evaluations."""
+        return decode(RunCurve, self.get(_job(job_id, "curve"), metric=metric, points=points))
 
     def cancel(self, job_id: str) -> Job:
         """Request that a job saves and stops; BadRequest if it has ended."""
@@ -401,25 +406,6 @@ class Client:
     def health(self) -> Health:
         """Liveness of the server. An answer of `failing` (503) is returned, not raised."""
         return decode(Health, self._transport.request("GET", "/healthz", fine=frozenset({503})).json())
-
-
-class _Receiver:
-    """Chunks and snapshots of one project of a server."""
-
-    def __init__(self, transport: Transport, project: str) -> None:
-        self._transport, self._project = transport, project
-
-    def find_missing(self, digests: Sequence[str]) -> Sequence[str]:
-        answer = self._transport.request("POST", chunks(self._project, "missing"), body={"sha256": list(digests)})
-        return decode(MissingChunks, answer.json()).missing
-
-    def put_chunk(self, sha256: str, data: bytes) -> None:
-        sent = {"Content-Type": "application/octet-stream"}
-        self._transport.request("PUT", chunks(self._project, sha256), content=data, headers=sent)
-
-    def put_workdir(self, sha256: str, parts: Sequence[str]) -> Sequence[str]:
-        answer = self._transport.request("PUT", workdir_path(self._project, sha256), body={"chunks": list(parts)})
-        return decode(StoredWorkdir, answer.json()).missing
 
 
 def _job(job_id: str, rest_of_it: str = "") -> str:

@@ -23,6 +23,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import GLOBAL_FILE
 from trainmaster.core.workdir import (
     CHUNK_BYTES,
+    HOME_ID_FILE,
     MOST_BYTES,
     MOST_FILES,
     PREFIX,
@@ -138,6 +139,8 @@ def _scan_folder(state: _Scan, prefix: str) -> None:
         elif entry.is_symlink():
             _count(state, 0)
             state.links.append(_read_link(path, Path(entry.path)))
+        elif is_folder and (Path(entry.path) / HOME_ID_FILE).is_file():
+            state.left_out.append(f"{path}: a home folder of Trainmaster, with its keys")
         elif is_folder:
             _scan_folder(state, f"{path}/")
         elif entry.is_file(follow_symlinks=False):

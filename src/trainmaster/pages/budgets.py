@@ -18,10 +18,8 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
     now = now or datetime.now(UTC)
     with db.read() as conn:
         rows = costs.list_budgets(conn, project=project)
-        spent = [costs.spent(conn, row.project, now=now, window=row.window(now)) for row in rows]
-    return Budgets(
-        budgets=tuple(_budget(row, cost(amount)) for row, amount in zip(rows, spent, strict=True)),
-    )
+        spent = costs.spent_of_budgets(conn, rows, now=now)
+    return Budgets(budgets=tuple(_budget(row, cost(spent[row.id])) for row in rows))
 
 
 def _budget(row: costs.BudgetRow, spent: Cost) -> Budget:

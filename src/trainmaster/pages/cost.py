@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
-from trainmaster.core.money.cost import Amount, Span, Window, add_up, burn, forecast, month_of
-from trainmaster.store import costs, eta
+from trainmaster.core.money.cost import Amount, Span, add_up, burn, forecast, month_of
+from trainmaster.store import costs
+from trainmaster.store.capacity import eta
 from trainmaster.store.database import Database
-from trainmaster.store.jobs import find_job
+from trainmaster.store.page_rows.runs import find_jobs
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
@@ -32,34 +35,44 @@ def read(
     now = now or datetime.now(UTC)
     window = month_of(month) if month is not None else None
     with db.read() as conn:
-        charges = costs.list_charges(conn, jobs=[job] if job is not None else (), project=project, window=window)
-        unpriced = costs.list_unpriced(conn, free=_free_targets(), project=project)
         budgets = costs.list_budgets(conn, project=project) if job is None else []
-        lines = tuple(_budget(row, costs.spent(conn, row.project, now=now, window=row.window(now))) for row in budgets)
-    spans: dict[str, list[Span]] = {}
-    groups: dict[str, dict[str, list[Span]]] = {}
-    for charge in charges:
-        spans.setdefault(charge.job_id, []).extend(charge.spans)
-        groups.setdefault(charge.project, {}).setdefault(charge.job_id, []).extend(charge.spans)
-    amounts = {job_id: add_up(job_spans, now=now, window=window) for job_id, job_spans in spans.items()}
-    dearest = sorted(amounts, key=lambda job_id: (-amounts[job_id].known_cents, job_id))[: max(1, min(limit, MOST))]
-    rows = [row for job_id in dearest if (row := find_job(db, job_id)) is not None]
+        windows = list(dict.fromkeys([window, *(row.window(now) for row in budgets)]))
+        if job is not None:  # all of its charges: there are few
+            charges, closed = costs.list_charges(conn, jobs=[job]), [dict[str, tuple[str, Amount]]()]
+        else:
+            charges = costs.list_charges(conn, project=project, closed=False)
+            closed = costs.sum_jobs(conn, project=project, windows=windows)
+        by_window = dict(zip(windows, closed, strict=True))
+        for when, charge in ((when, charge) for when in windows for charge in charges):
+            if when is None or charge.touches(when, now=now):
+                _, amount = by_window[when].get(charge.job_id, ("", Amount()))
+                amount += add_up(charge.spans, now=now, window=when)
+                by_window[when][charge.job_id] = (charge.project, amount)
+        sums, unpriced = by_window[window], costs.list_unpriced(conn, free=_free_targets(), project=project)
+        rates: defaultdict[str, float] = defaultdict(float)
+        for charge in charges:
+            rates[charge.job_id] += burn(charge.spans)
+        ranked = sorted(sums, key=lambda job_id: (-sums[job_id][1].known_cents, job_id))
+        dearest = ranked[: max(1, min(limit, MOST))]
+        rows = find_jobs(db, dearest)
+        spans: dict[str, list[Span]] = {job_id: [] for job_id in dearest}
+        for charge in costs.list_charges(conn, jobs=dearest) if dearest else ():
+            spans[charge.job_id].extend(charge.spans)
     left = eta.list_left(db, rows, now=now)
-    whole = costs.job_costs(db, dearest, now=now) if window is not None else amounts
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
-        jobs=tuple(_job(row, spans[row.id], amounts[row.id], whole[row.id], left.get(row.id)) for row in rows),
-        more=len(amounts) - len(rows),
-        projects=tuple(_project(name, groups[name], unpriced, now, window) for name in sorted(groups)),
-        budgets=lines,
+        jobs=tuple(_job(row, spans[row.id], sums[row.id][1], left.get(row.id), now) for row in rows),
+        more=len(sums) - len(rows),
+        projects=_projects(sums, rates, unpriced),
+        budgets=tuple(_budget(row, by_window[row.window(now)].values()) for row in budgets),
         made_at=now,
     )
 
 
-def figures(db: Database, jobs: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[int | None, int | None]]:
+def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[int | None, int | None]]:
     """Cost so far and forecast of each of these jobs, in whole cents, for a page that shows other things too."""
-    rows = list(jobs)
+    rows = list(listed)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
         for charge in costs.list_charges(conn, jobs=spans) if spans else ():
@@ -93,8 +106,9 @@ def cents(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: float | None) -> JobSpending:
+def _job(row: JobRow, spans: list[Span], amount: Amount, left_s: float | None, now: datetime) -> JobSpending:
     per_hour, cap = burn(spans), row.spec.limits.max_cost
+    whole = add_up(spans, now=now)
     return JobSpending(
         id=row.id,
         name=row.name,
@@ -112,31 +126,41 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, whole: Amount, left_s: 
     )
 
 
-def _project(
-    name: str, jobs: Mapping[str, list[Span]], unpriced: Collection[str], now: datetime, window: Window | None
-) -> ProjectSpending:
-    amounts = {job_id: add_up(spans, now=now, window=window) for job_id, spans in jobs.items()}
-    unknown = sum(
-        amounts[job_id].unknown > 0 or (job_id in unpriced and all(span.cents_per_hour == 0 for span in spans))
-        for job_id, spans in jobs.items()
-    )
-    whole = sum(amounts.values(), Amount())
-    return ProjectSpending(
-        project=name,
-        jobs=len(jobs),
-        unknown_jobs=unknown,
-        cents=None if unknown else cents(whole.cents),
-        known_cents=round(whole.known_cents),
-        cents_per_hour=sum(burn(spans) for spans in jobs.values()),
-    )
+def _projects(
+    sums: Mapping[str, tuple[str, Amount]], rates: Mapping[str, float], unpriced: Collection[str]
+) -> tuple[ProjectSpending, ...]:
+    """The sums of each project, by name."""
+    groups: dict[str, list[str]] = {}
+    for job_id, (project, _) in sums.items():
+        groups.setdefault(project, []).append(job_id)
+    lines = []
+    for name, members in sorted(groups.items()):
+        whole = sum((sums[job_id][1] for job_id in members), Amount())
+        # A price of 0 that nobody stated is unknown.
+        unknown = sum(
+            sums[job_id][1].unknown > 0 or (job_id in unpriced and sums[job_id][1].known_cents == 0)
+            for job_id in members
+        )
+        lines.append(
+            ProjectSpending(
+                project=name,
+                jobs=len(members),
+                unknown_jobs=unknown,
+                cents=None if unknown else cents(whole.cents),
+                known_cents=round(whole.known_cents),
+                cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members),
+            )
+        )
+    return tuple(lines)
 
 
-def _budget(row: costs.BudgetRow, spent: Amount) -> BudgetLine:
-    share = spent.known_cents / row.cap_cents if row.cap_cents else None
+def _budget(row: costs.BudgetRow, sums: Iterable[tuple[str, Amount]]) -> BudgetLine:
+    spent = math.fsum(amount.known_cents for project, amount in sums if project == row.project)
+    share = spent / row.cap_cents if row.cap_cents else None
     return BudgetLine(
         project=row.project,
         period=row.period,
         cap_cents=row.cap_cents,
-        spent_cents=round(spent.known_cents),
+        spent_cents=round(spent),
         share=share,
     )

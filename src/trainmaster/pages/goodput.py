@@ -132,11 +132,16 @@ def job_goodput(booked: Booked, *, month: str | None = None) -> JobGoodput:
         status=job.status,
         gpus=ledger.gpus,
         month=month,
-        started_at=_EPOCH + timedelta(microseconds=ledger.start),
-        ended_at=_EPOCH + timedelta(microseconds=ledger.end),
+        started_at=moment_of(ledger.start),
+        ended_at=moment_of(ledger.end),
         goodput=shape(booked.tally),
         notes=tuple(notes),
     )
+
+
+def moment_of(us: int) -> datetime:
+    """A time of the ledger."""
+    return _EPOCH + timedelta(microseconds=us)
 
 
 def shape(tally: Tally) -> Goodput:

@@ -31,18 +31,19 @@ Page = JobPage
 
 
 def read(
-    db: Database, job_id: str, *, summary: RunSummary | None = None, now: datetime | None = None
+    db: Database, job_id: str, *, summary: RunSummary | None = None, now: datetime | None = None, scan: bool = True
 ) -> JobPage | None:
     """The page of a job, or None if there is no such job.
 
-    With a `summary` kept from an earlier read of the same job, only the events since then are read.
+    With a `summary` kept from an earlier read of the same job, only the events since then are read; without `scan`,
+    none.
     """
     summary = summary if summary is not None else RunSummary()
     with db.read():
         job = jobs.find_job(db, job_id)
         if job is None:
             return None
-        while rows := scan_events(db, job_id, after=summary.cursor, limit=_BATCH):
+        while scan and (rows := scan_events(db, job_id, after=summary.cursor, limit=_BATCH)):
             for row in rows:
                 summary.add(row)
             if len(rows) < _BATCH:
@@ -106,10 +107,20 @@ def build(
 
 def plain_spec(spec: JobSpec) -> dict[str, Any]:
     """The spec as plain data, without what was not stated; a value whose name sounds like a secret is masked."""
-    plain: dict[str, Any] = _stated(schema.to_plain(spec))
+    return mask_spec(schema.to_plain(spec))
+
+
+def mask_spec(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a spec as its row holds it."""
+    plain: dict[str, Any] = _stated(dict(stored))
     if "env" in plain:
-        plain["env"] = {name: "(hidden)" if _SECRET.search(name) else text for name, text in plain["env"].items()}
+        plain["env"] = mask_env(plain["env"])
     return plain
+
+
+def mask_env(env: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables of a job; a value whose name sounds like a secret is masked."""
+    return {name: "(hidden)" if _SECRET.search(name) else text for name, text in env.items()}
 
 
 # `env` is not for secrets, and people put them there all the same; a report is passed on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from trainmaster.api.events import Event
@@ -12,6 +13,7 @@ from trainmaster.pages.cost import figures
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import events
+from trainmaster.store.attempts import list_machines
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import JobRow
@@ -43,15 +45,14 @@ def read(
     with db.read():  # one view: the number of jobs and the jobs are of one moment
         place = _parse_cursor(after) if after is not None else None
         rows = list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset, after=place)
-        steps = events.last_event(db, [row.id for row in rows], phase="STEP")
         now = now or datetime.now(UTC)
-        costs = figures(db, rows, now=now)
+        shown = lines(db, rows, now=now)
         counts = {word.value: count for word, count in count_by_status(db, project=project).items()}
         total = counts[status.value] if status else sum(counts.values())
         if find is not None:
             total = count_jobs(db, status=status, project=project, word=find)
     return JobsPage(
-        jobs=tuple(_line(row, steps.get(row.id), costs[row.id]) for row in rows),
+        jobs=shown,
         total=total,
         counts=counts,
         status=status,
@@ -65,8 +66,15 @@ def read(
 
 
 def line(db: Database, row: JobRow) -> JobLine:
-    """One job as a line of the list."""
+    """One job as a line of the list, without its cost."""
     return _line(row, events.last_event(db, [row.id], phase="STEP").get(row.id), (None, None))
+
+
+def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLine, ...]:
+    """Jobs as lines of the list: a handful of queries for all of them."""
+    steps = events.last_event(db, [row.id for row in rows], phase="STEP")
+    costs, machines = figures(db, rows, now=now), list_machines(db, [row.id for row in rows])
+    return tuple(_line(row, steps.get(row.id), costs[row.id], machines.get(row.id, ())) for row in rows)
 
 
 def _render_cursor(row: JobRow) -> str:
@@ -78,7 +86,9 @@ def _parse_cursor(text: str) -> tuple[datetime, str]:
     return _EPOCH + timedelta(microseconds=int(created)), job_id
 
 
-def _line(row: JobRow, last: Event | None, cost: tuple[int | None, int | None]) -> JobLine:
+def _line(
+    row: JobRow, last: Event | None, cost: tuple[int | None, int | None], machines: tuple[str, ...] = ()
+) -> JobLine:
     data = last.data if last else {}
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
     return JobLine(
@@ -102,4 +112,5 @@ def _line(row: JobRow, last: Event | None, cost: tuple[int | None, int | None]) 
         cost_cents=cost[0],
         forecast_cents=cost[1],
         submitted_by=row.submitted_by,
+        machines=machines,
     )

@@ -17,8 +17,7 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
     """One project, or all."""
     now = now or datetime.now(UTC)
     with db.read() as conn:
-        months = costs.spent_by_project(conn, project=project, now=now, window=month_of(now))
-        totals = costs.spent_by_project(conn, project=project, now=now)
+        months, totals = costs.spent_by_project(conn, project=project, now=now, windows=[month_of(now), None])
         going: dict[str, list[Span]] = {name: [] for name in sorted(totals)}
         for charge in costs.list_charges(conn, project=project, closed=False):
             going[charge.project].extend(charge.spans)

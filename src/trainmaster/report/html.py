@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,12 +22,7 @@ FOLDER = Path(__file__).parent
 def render_html(page: JobPage) -> str:
     """The whole report: style and script inside, no address outside, and a policy that lets nothing else run."""
     template = environment().get_template("report.html")
-    return template.render(**_context(page), style=_ours("style.css"), script=_ours("chart.js"), policy=policy())
-
-
-def render_body(page: JobPage) -> Markup:
-    """The part between the page's frame: what the live page swaps in."""
-    return Markup(environment().get_template("job.html").render(**_context(page)))  # noqa: S704 (Jinja escaped it)
+    return template.render(**context(page), style=_ours("style.css"), script=_ours("chart.js"), policy=policy())
 
 
 def policy() -> str:
@@ -68,6 +64,7 @@ def environment() -> Environment:
         evidence=phrases.evidence,
         is_kept=phrases.is_kept,
         metrics_text=phrases.metrics_text,
+        fold=phrases.fold,
         tally=phrases.tally,
         value_text=phrases.value_text,
         tones=phrases.TONES,
@@ -90,7 +87,8 @@ def bar(share: float) -> Markup:
     ).format(100 * max(0.0, min(1.0, share)))
 
 
-def _context(page: JobPage) -> dict[str, object]:
+def context(page: JobPage) -> dict[str, Any]:
+    """What the templates of a job page need."""
     return {
         "page": page,
         "tone": phrases.TONES[page.status],

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
-from trainmaster.api.run import Checkpoint, Preflight
+from trainmaster.api.run import Check, Checkpoint, Preflight
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
@@ -86,6 +86,29 @@ def sentence(page: JobPage) -> str:
         left = f", about {duration(math.ceil(run.left_s))} left" if run.left_s is not None else ""
         return f"{done.capitalize()}{left}."
     return _STAGES[page.stage] if page.stage else "Waiting."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedCheck:
+    """Findings of one check that say the same, and the devices they are of."""
+
+    row: Check
+    devices: tuple[str, ...]
+
+
+def fold(rows: Iterable[Check]) -> list[FoldedCheck]:
+    """Findings with one verdict and the same words together: 32 GPUs with one fault are one row."""
+    groups: dict[tuple[str, Verdict, str, str | None], list[Check]] = {}
+    for row in rows:
+        groups.setdefault((row.check, row.verdict, _same_words(row), row.action), []).append(row)
+    return [
+        FoldedCheck(row=same[0], devices=tuple(row.device for row in same if row.device)) for same in groups.values()
+    ]
+
+
+def _same_words(row: Check) -> str:
+    """A reason without the name of its device."""
+    return row.reason.replace(row.device, "") if row.device else row.reason
 
 
 def loss_words(page: JobPage) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -14,18 +15,24 @@ from fastapi import FastAPI
 
 from trainmaster import __version__
 from trainmaster.control import budget, maintain, reconcile
+from trainmaster.control.log_view import search as log_search
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
 from trainmaster.store.database import Database
-from trainmaster.web import api, errors, login, openapi, templating, views
+from trainmaster.web import api, errors, login, navigation, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
+from trainmaster.web.beside import Beside
+from trainmaster.web.curve_cache import CurveCache
 from trainmaster.web.guard import GuardMiddleware
+from trainmaster.web.kept import Kept
 from trainmaster.web.ledgers import Ledgers
 from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.metrics import Meter, MetricsMiddleware
 from trainmaster.web.page_cache import PageCache
 from trainmaster.web.rate_limit import ASKING, Rate
+from trainmaster.web.sections import ROUTERS
+from trainmaster.web.sections.compared import ComparedCurves
 from trainmaster.web.storage_probe import StorageProbe
 from trainmaster.web.streaming import Followers
 
@@ -74,14 +81,20 @@ def create_app(
         openapi_url="/v1/openapi.json",
     )  # fmt: skip
     app.state.db, app.state.home, app.state.storage, app.state.meter = db, home, kept, meter
-    app.state.live, app.state.ledgers = PageCache(db), Ledgers(db)
+    beside = Beside()
+    app.state.live, app.state.ledgers = PageCache(db, beside), Ledgers(db, beside)
+    app.state.curves, app.state.compared = CurveCache(db, beside), ComparedCurves(db)
+    app.state.kept = Kept()
     app.state.followers = followers if followers is not None else Followers()
+    app.state.searches = asyncio.Semaphore(log_search.MOST_AT_ONCE)
     app.state.reconciler = lambda: "off"
     app.state.storage_probe = StorageProbe(kept)
     app.state.local, app.state.trust_jobs = local, trust_jobs
-    for router in (views.router, login.router, *api.ROUTERS, templating.router):
+    pages = (views.router, *ROUTERS, login.router)
+    for router in (*pages, *api.ROUTERS, templating.router):
         # As they are: `include_router` builds all sixty again in each app, 0.3 s of its first request.
         app.router.routes.extend(router.routes)
+    templating.navigate(navigation.shown(app.router.routes))
     app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)
     # The last one added runs first: guard, metrics, authentication.
@@ -96,6 +109,9 @@ def _settle() -> None:
     # Database calls need few threads, and many compete for the interpreter lock: with 40 one slow call slowed every
     # answer. Storage has threads of its own (control/logs.py).
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    # A thread that computes (the ledger of a long run) keeps the interpreter for this long whenever a request waits for
+    # it, which is after each of its queries: 5 ms by default.
+    sys.setswitchinterval(0.001)
     # glibc keeps an arena for each thread and rarely returns its memory: 80 MB for a dozen threads.
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)

@@ -100,7 +100,10 @@ class AuthMiddleware:
         request = Request(scope)
         scope.setdefault("state", {})["guessing"] = self._guessing
         try:
-            scope["state"]["who"] = await self._let_in(request)
+            scope["state"]["who"] = who = await self._let_in(request)
+            # Checked here and at each route: a route that omits its role must not let a viewer change anything.
+            if who is not None and request.method not in SAFE_METHODS and not _is_open(scope["path"]):
+                need(who, Role.USER)
         except Refused as error:
             await self._refuse(request, error)(scope, receive, send)
             return
@@ -116,7 +119,7 @@ class AuthMiddleware:
         # The path as it came, which is what is routed by. `request.url` is put together from the Host header and read
         # again, so that a Host of `127.0.0.1/healthz?` would make any path look like an open one.
         path: str = request.scope["path"]
-        public = path in PUBLIC or path.startswith(("/static/", "/enter/"))
+        public = _is_public(path)
         if given is None or (public and by_cookie):
             who = self._stranger(request, public=public)
         elif self._local is not None and self._local.owns(given) and from_loopback(request):
@@ -132,9 +135,6 @@ class AuthMiddleware:
         if self._asking is not None:
             known = who is not None and who.token_id is not None
             _spend(self._asking, f"token {who.name}" if who and known else f"address {address}", "requests")
-        # Checked here and at each route: a route that omits its role must not let a viewer change anything.
-        if who is not None and request.method not in SAFE_METHODS and not public and path != "/logout":
-            need(who, Role.USER)
         return who
 
     def _stranger(self, request: Request, *, public: bool) -> Caller | None:
@@ -161,6 +161,15 @@ class AuthMiddleware:
             back.delete_cookie(COOKIE)
             return back
         return answer(request, error)
+
+
+def _is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(("/static/", "/enter/"))
+
+
+def _is_open(path: str) -> bool:
+    """Whether any caller may change something there: sign in, or out."""
+    return _is_public(path) or path == "/logout"
 
 
 def count_guess(request: Request) -> None:

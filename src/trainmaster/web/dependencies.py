@@ -35,7 +35,9 @@ from trainmaster.store import jobs
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.web.auth import Caller, need
+from trainmaster.web.curve_cache import CurveCache
 from trainmaster.web.errors import Refused, not_found
+from trainmaster.web.kept import Kept
 from trainmaster.web.ledgers import Ledgers
 from trainmaster.web.page_cache import PageCache
 
@@ -67,6 +69,16 @@ async def _live(request: Request) -> PageCache:
 async def _ledgers(request: Request) -> Ledgers:
     ledgers: Ledgers = request.app.state.ledgers
     return ledgers
+
+
+async def _curves(request: Request) -> CurveCache:
+    curves: CurveCache = request.app.state.curves
+    return curves
+
+
+async def _kept(request: Request) -> Kept:
+    kept: Kept = request.app.state.kept
+    return kept
 
 
 async def _storage(request: Request) -> Store:
@@ -107,6 +119,8 @@ async def _everywhere(who: Viewer) -> Caller:
 Db = Annotated[Database, Depends(_db)]
 Live = Annotated[PageCache, Depends(_live)]
 LedgersKept = Annotated[Ledgers, Depends(_ledgers)]
+Curves = Annotated[CurveCache, Depends(_curves)]
+Answers = Annotated[Kept, Depends(_kept)]
 Storage = Annotated[Store, Depends(_storage)]
 Viewer = Annotated[Caller, Depends(_viewer)]
 User = Annotated[Caller, Depends(_user)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -111,6 +112,22 @@ def for_programs(request: Request) -> bool:
     return path.startswith(_PROGRAM)
 
 
+# What to do next, by status; others have no advice.
+_NEXT = {
+    401: "Sign in with a token of this server.",
+    403: "Your token does not allow this; Settings says which role it has. An administrator of the project can create "
+    "another one.",
+    404: "The address may be mistyped, or what it named was deleted. Search for it by name, or go to the list.",
+    409: "Change what it names, then try again.",
+    422: "The address or the form has a value that is not allowed. Go back and change it.",
+    429: "Wait for that long, then load this page again.",
+    500: "This is a fault of the server, not of what you did. Load the page again; if it stays, tell the operator the "
+    "address and the time: the log of the server has the cause.",
+    503: "Load this page again in some seconds; it comes back by itself when that is there again.",
+}
+_AGAIN = (429, 500, 503)
+
+
 def answer(request: Request, error: Refused) -> Response:
     """A refusal as JSON or as a page."""
     if for_programs(request):
@@ -121,6 +138,17 @@ def answer(request: Request, error: Refused) -> Response:
         text = json.dumps({"error": body})
         return Response(text, status_code=error.status, headers=dict(error.headers), media_type="application/json")
     message = hide(error.message).encode(errors="replace").decode()
-    page = render("error.html", status_code=error.status, status=error.status, message=message)
+    caller = request.scope.get("state", {}).get("who")  # None: not signed in, and shown no navigation
+    known = {"who": caller} if caller is not None else {}
+    page = render(
+        "error.html",
+        status_code=error.status,
+        status=error.status,
+        message=message.rstrip("."),
+        advice=_NEXT.get(error.status, ""),
+        again=request.method == "GET" and error.status in _AGAIN,
+        at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
+        **known,
+    )
     page.headers.update(error.headers)
     return page

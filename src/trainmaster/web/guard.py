@@ -110,7 +110,10 @@ def _cross_site(headers: Headers, host: str) -> bool:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site not in ("same-origin", "none"):
         return True
-    return origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    try:
+        return origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    except ValueError:  # no address at all, as "http://["
+        return True
 
 
 def _limited(receive: Receive) -> Receive:

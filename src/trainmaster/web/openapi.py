@@ -23,6 +23,28 @@ SPEC_BODY: dict[str, Any] = {
         "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{_SPEC}"}}},
     }
 }
+SET_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/SetSpec"}}},
+    }
+}
+_SET = {
+    "type": "object",
+    "title": "SetSpec",
+    "description": "The fields of JobSpec, and those of a set of runs",
+    "required": ["name", "matrix"],
+    "properties": {
+        "name": {"type": "string"},
+        "matrix": {
+            "type": "object",
+            "description": "field of the spec, or name of a variable, and the values to try",
+            "additionalProperties": {"type": "array", "items": {}, "minItems": 1},
+        },
+        "parallel": {"type": "integer", "minimum": 1, "maximum": 1000, "description": "trials open at once"},
+    },
+    "additionalProperties": True,
+}
 _NAMES = {
     "AuditEntry": "AuditRow",
     "CheckRecord": "CheckRow",
@@ -57,6 +79,7 @@ def document(app: FastAPI, *, loopback: bool) -> Callable[[], dict[str, Any]]:
 def _complete(document: dict[str, Any], *, loopback: bool) -> dict[str, Any]:
     components = document.setdefault("components", {})
     components.setdefault("schemas", {}).update(_spec())
+    components["schemas"]["SetSpec"] = _SET
     components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": "tm_…"}}
     # An empty requirement means that no token is needed.
     document["security"] = [{"token": []}, {}] if loopback else [{"token": []}]

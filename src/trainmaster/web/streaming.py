@@ -72,7 +72,7 @@ async def events(
         yield "retry: 2000\n\n"
         while True:
             if time.monotonic() - checked >= followers.token_check_s:
-                if not await _is_live(db, who):
+                if not await is_live(db, who):
                     return
                 checked = time.monotonic()
             try:
@@ -106,7 +106,7 @@ async def log(
         over = logs.is_over(job, attempt)
         while True:
             if time.monotonic() - checked >= followers.token_check_s:
-                if not await _is_live(db, who):
+                if not await is_live(db, who):
                     return
                 checked = time.monotonic()
             try:
@@ -117,7 +117,7 @@ async def log(
                     continue
                 if over:
                     return
-                new_job, new_attempt = await run_in_threadpool(_again, db, job.id, attempt.number)
+                new_job, new_attempt = await run_in_threadpool(read_again, db, job.id, attempt.number)
                 if new_job is None or new_attempt is None:
                     return
                 # Read once more after the end is known: bytes written in between are sent too.
@@ -129,14 +129,16 @@ async def log(
                 await asyncio.sleep(followers.look_s)
 
 
-async def _is_live(db: Database, who: Caller) -> bool:
+async def is_live(db: Database, who: Caller) -> bool:
+    """Whether the token of a caller is still valid; also while the database is away."""
     try:
         return who.token_id is None or await run_in_threadpool(tokens.is_live, db, who.token_id)
     except backlog.GONE:
         return True
 
 
-def _again(db: Database, job_id: str, number: int) -> tuple[JobRow | None, AttemptRow | None]:
+def read_again(db: Database, job_id: str, number: int) -> tuple[JobRow | None, AttemptRow | None]:
+    """The rows of a job and of one of its attempts, as they are now."""
     attempts = list_attempts(db, job_id)
     return jobs.find_job(db, job_id), next((row for row in attempts if row.number == number), None)
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, HTTPException, Request
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader
+from markupsafe import Markup
 from starlette.responses import HTMLResponse, Response
 
 from trainmaster import __version__
+from trainmaster.core.clean_text import clean
 from trainmaster.report import html
+from trainmaster.web.navigation import Entry
 
 _FOLDER = Path(__file__).parent
 _FILES = {
     "style.css": (html.FOLDER / "style.css", "text/css"),
     "chart.js": (html.FOLDER / "chart.js", "text/javascript"),
+    "frame.css": (_FOLDER / "static" / "frame.css", "text/css"),
+    "frame.js": (_FOLDER / "static" / "frame.js", "text/javascript"),
+    "compare.js": (_FOLDER / "static" / "compare.js", "text/javascript"),
+    "pages.css": (_FOLDER / "static" / "pages.css", "text/css"),
+    "plot.js": (_FOLDER / "static" / "plot.js", "text/javascript"),
+    "curves.js": (_FOLDER / "static" / "curves.js", "text/javascript"),
+    "timeline.js": (_FOLDER / "static" / "timeline.js", "text/javascript"),
+    "logs.js": (_FOLDER / "static" / "logs.js", "text/javascript"),
     "live.js": (_FOLDER / "static" / "live.js", "text/javascript"),
     "icon.svg": (_FOLDER / "static" / "icon.svg", "image/svg+xml"),
 }
@@ -36,16 +48,35 @@ def static(name: str, request: Request) -> Response:
     return Response(body, media_type=_FILES[name][1], headers=headers)
 
 
+def navigate(entries: Sequence[Entry]) -> None:
+    """Show these entries in the navigation of every page: the application knows its routes, a template does not."""
+    _environment().globals["navigation"] = tuple(entries)
+
+
 def render(template: str, *, status_code: int = 200, **values: Any) -> HTMLResponse:
     """Render a template as a response."""
     text = _environment().get_template(template).render(version=__version__, **values)
     return HTMLResponse(text, status_code=status_code)
 
 
+def crumbs(*parts: tuple[str, str | None]) -> Markup:
+    """The way to a page, as pairs of a name and a path; the page itself has none."""
+    links = [
+        Markup('<li><a href="{}">{}</a></li>').format(path, clean(name))
+        if path is not None
+        else Markup('<li aria-current="page">{}</li>').format(clean(name))
+        for name, path in parts
+    ]
+    return Markup('<nav class="trail" aria-label="Breadcrumbs"><ol>{}</ol></nav>').format(Markup("").join(links))
+
+
 @functools.cache
 def _environment() -> Environment:
     ours = FileSystemLoader(_FOLDER / "templates")
-    return html.environment().overlay(loader=ChoiceLoader([ours, html.environment().loader or ours]))
+    environment = html.environment().overlay(loader=ChoiceLoader([ours, html.environment().loader or ours]))
+    environment.globals.setdefault("navigation", ())
+    environment.globals["crumbs"] = crumbs
+    return environment
 
 
 @functools.cache

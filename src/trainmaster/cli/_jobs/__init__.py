@@ -17,14 +17,18 @@ from trainmaster.cli import _console
 
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
+    from trainmaster.api.compare import RunCurve
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.queue import MachinesPage, QueuePage
+    from trainmaster.api.sets import SetLine, SetPage
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client.workdir import Receiver
+    from trainmaster.core.config.sweep import Sweep
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
 
@@ -38,13 +42,24 @@ class Jobs(Protocol):
         """The id of the job with this id, a unique beginning of it, or the newest with this name; else UsageError."""
 
     def list(
-        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
-    ) -> JobsPage: ...
+        self,
+        *,
+        status: Status | None,
+        project: str | None,
+        find: str | None,
+        limit: int,
+        offset: int,
+        folded: bool = False,
+    ) -> JobsPage:
+        """A page of jobs; `folded`: without the trials of sets."""
 
     def show(self, job_id: str) -> JobPage: ...
 
     def line(self, job_id: str) -> JobLine:
         """The job as a line of the list: cheap enough to poll."""
+
+    def curve(self, job_id: str, *, points: int) -> RunCurve:
+        """About so many points of its loss."""
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]: ...
 
@@ -54,6 +69,15 @@ class Jobs(Protocol):
 
     def receiver(self, project: str) -> Receiver:
         """Where snapshots of working folders of a project go."""
+
+    def submit_set(self, sweep: Sweep) -> SetPage: ...
+
+    def find_set(self, word: str) -> SetPage | None:
+        """The set of runs with this id, a unique beginning of it, or the newest of this name."""
+
+    def sets(self, *, project: str | None) -> Sequence[SetLine]: ...
+
+    def cancel_set(self, set_id: str) -> SetPage: ...
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""
@@ -106,6 +130,16 @@ class Jobs(Protocol):
     def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage: ...
 
     def job_goodput(self, job_id: str) -> JobGoodput: ...
+
+    def queue(self, *, project: str | None, limit: int) -> QueuePage: ...
+
+    def machines(self, *, project: str | None) -> MachinesPage: ...
+
+    def drain_machine(self, node: str, *, reason: str, target: str | None) -> None: ...
+
+    def readmit_machine(self, node: str, *, target: str | None) -> None: ...
+
+    def set_share(self, project: str, *, weight: float, quota: int | None) -> None: ...
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         """Set a budget; None removes it."""

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.cli import _console
+from trainmaster.cli._jobs.home_queue import HomeQueue
 from trainmaster.core.errors import UsageError
 from trainmaster.core.secret.shapes import recognise
 
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
+    from trainmaster.api.compare import RunCurve
     from trainmaster.api.costs import CostPage
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
@@ -37,7 +39,7 @@ _PIECE = 1 << 20
 _EVERY_S = 0.5
 
 
-class HomeJobs:
+class HomeJobs(HomeQueue):
     """Jobs of one home folder."""
 
     def __init__(self, home: Path, db: Database, *, storage: str | None = None) -> None:
@@ -46,7 +48,7 @@ class HomeJobs:
     def find(self, word: str) -> str:
         from trainmaster.store import jobs
 
-        rows = jobs.search_jobs(self.db, word)
+        rows = jobs.search_jobs(self.db, word) if word else []  # every id begins with nothing: cancel "$UNSET"
         if not rows:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(rows) > 1 and rows[0].name != word:
@@ -57,10 +59,19 @@ class HomeJobs:
         return rows[0].id
 
     def list(
-        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
+        self,
+        *,
+        status: Status | None,
+        project: str | None,
+        find: str | None,
+        limit: int,
+        offset: int,
+        folded: bool = False,
     ) -> JobsPage:
-        from trainmaster.pages import jobs
+        from trainmaster.pages import jobs, sets
 
+        if folded and status is None and find is None:
+            return sets.read_folded(self.db, project=project, limit=limit, offset=offset)
         return jobs.read(self.db, status=status, project=project, find=find, limit=limit, offset=offset)
 
     def show(self, job_id: str) -> JobPage:
@@ -75,6 +86,11 @@ class HomeJobs:
         from trainmaster.pages import jobs
 
         return jobs.line(self.db, self._row(job_id))
+
+    def curve(self, job_id: str, *, points: int) -> RunCurve:
+        from trainmaster.pages import compare
+
+        return compare.read_curve(self.db, job_id, metric="loss", points=points)
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]:
         from trainmaster.pages import transitions

@@ -15,14 +15,18 @@ from trainmaster.core.ids import is_uuid
 
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
+    from trainmaster.api.compare import RunCurve
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
+    from trainmaster.api.queue import MachinesPage, QueuePage
+    from trainmaster.api.sets import SetLine, SetPage
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
     from trainmaster.client.workdir import Receiver
+    from trainmaster.core.config.sweep import Sweep
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
 
@@ -64,9 +68,49 @@ class ServerJobs:
         return begun[0]
 
     def list(
-        self, *, status: Status | None, project: str | None, find: str | None, limit: int, offset: int
+        self,
+        *,
+        status: Status | None,
+        project: str | None,
+        find: str | None,
+        limit: int,
+        offset: int,
+        folded: bool = False,
     ) -> JobsPage:
+        if folded and status is None and find is None:
+            return self._client.jobs_alone(project=project, limit=limit, offset=offset)
         return self._client.jobs(status=status, project=project, find=find, limit=limit, offset=offset)
+
+    def submit_set(self, sweep: Sweep) -> SetPage:
+        return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir})
+
+    def find_set(self, word: str) -> SetPage | None:
+        if not _WORD.fullmatch(word) or not (lines := self._list_sets(find=word)):
+            return None
+        named = [line for line in lines if line.name == word]
+        jobs = [line for line in self._client.jobs(find=word, limit=_MOST).jobs if line.name == word]
+        if named and jobs:
+            raise UsageError(f"{word!r} is the name of set {named[0].id} and of job {jobs[0].id}; write the id")
+        if not named and jobs:
+            return None
+        if not named and len(lines) > 1:
+            ids = ", ".join(line.id[:13] for line in lines[:5])
+            raise UsageError(f"{word!r} is the beginning of {len(lines)} ids ({ids} …); write more of the id")
+        return self._client.set((named or lines)[0].id)
+
+    def sets(self, *, project: str | None) -> Sequence[SetLine]:
+        return self._list_sets(project=project)
+
+    def _list_sets(self, *, project: str | None = None, find: str | None = None) -> Sequence[SetLine]:
+        from trainmaster.client import NotFound
+
+        try:
+            return self._client.sets(project=project, find=find)
+        except NotFound:  # a server of an earlier version
+            return ()
+
+    def cancel_set(self, set_id: str) -> SetPage:
+        return self._client.cancel_set(set_id)
 
     def show(self, job_id: str) -> JobPage:
         return self._client.job(job_id)
@@ -76,6 +120,9 @@ class ServerJobs:
         if not lines:
             raise UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
         return lines[0]
+
+    def curve(self, job_id: str, *, points: int) -> RunCurve:
+        return self._client.curve(job_id, points=points)
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]:
         return self._client.transitions(job_id)
@@ -196,6 +243,21 @@ class ServerJobs:
 
     def job_goodput(self, job_id: str) -> JobGoodput:
         return self._client.job_goodput(job_id)
+
+    def queue(self, *, project: str | None, limit: int) -> QueuePage:
+        return self._client.queue(project=project, limit=limit)
+
+    def machines(self, *, project: str | None) -> MachinesPage:
+        return self._client.machines(project=project)
+
+    def drain_machine(self, node: str, *, reason: str, target: str | None) -> None:
+        self._client.drain_machine(node, reason=reason, target=target)
+
+    def readmit_machine(self, node: str, *, target: str | None) -> None:
+        self._client.readmit_machine(node, target=target)
+
+    def set_share(self, project: str, *, weight: float, quota: int | None) -> None:
+        self._client.set_share(project, weight=weight, quota=quota)
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.client import NotFound

@@ -6,15 +6,17 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.cli._views.drill_report import Report, points
+from trainmaster.core.results import Verdict
 from trainmaster.core.schema import to_plain
 
 if TYPE_CHECKING:
+    from trainmaster.drill.record import Struck
     from trainmaster.drill.run import Proof
-    from trainmaster.drill.verdict import Struck
 
 _HEAD = ("strike", "what", "done", "saved", "resumed from", "lost")
 DOES = {
     "reference": "undisturbed, twice",
+    "witness": "every step was seen",
     "strikes": "every strike happened",
     "restart": "it starts again by itself",
     "start": "nothing began at step 0 silently",
@@ -26,6 +28,7 @@ DOES = {
     "data": "place in the data",
     "accumulation": "gradient accumulation",
     "ranks": "all ranks alike",
+    "buffers": "buffers (BatchNorm statistics)",
     "losses": "the same run as undisturbed",
     "truncated": "a truncated checkpoint",
     "flipped": "a flipped bit",
@@ -50,6 +53,7 @@ def report(proof: Proof) -> Report:
         struck=[attempt.losses for attempt in proof.attempts],
         marks=[one.died_at for one in proof.struck if one.died_at is not None and not (one.branch or one.hit)],
         document=_document(proof),
+        repeat=_repeat(proof),
     )
 
 
@@ -94,6 +98,30 @@ def _document(proof: Proof) -> dict[str, Any]:
             "struck": [{"after": attempt.before, "losses": points(attempt.losses)} for attempt in proof.attempts],
         },
     }
+
+
+def _repeat(proof: Proof) -> list[str]:
+    """This drill once more, and the strikes alone whose claims failed or could not be judged."""
+    setup = proof.setup
+    words = ["trainmaster", "drill", "--seed", str(setup.seed)]
+    if setup.spec.resources.processes_per_node > 1:
+        words += ["--processes", str(setup.spec.resources.processes_per_node)]
+    if setup.again is not None:
+        words += ["--resume-command", shlex.join(setup.again)]
+    for name in setup.links:
+        words += ["--link", name]
+    env = [f"{name}={value}" for name, value in setup.spec.env.items()]
+    command = ["--", *(["env", *env] if env else []), *(setup.spec.command or ())]
+    alone = [name for name in setup.strikes if _is_bad(proof, name)]
+    return [shlex.join([*words, *strikes, *command]) for strikes in ([], *(["--strike", name] for name in alone))]
+
+
+def _is_bad(proof: Proof, name: str) -> bool:
+    claims = {"term": "stop", "saving": "restart"}
+    return any(
+        result.check == claims.get(name, name) and result.findings[0].verdict in (Verdict.FAIL, Verdict.ERROR)
+        for result in proof.results
+    )
 
 
 def _cells(number: int, one: Struck) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""A drill's report as a table on the terminal, as JSON, as Markdown, and as one HTML file with the loss curves."""
+"""A drill's report as a table on the terminal, as JSON, Markdown, JUnit, and as one HTML file with the loss curves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import base64
 import hashlib
 import html
 import json
+import math
+import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,11 @@ from typing import Any
 
 from trainmaster import __version__
 from trainmaster.cli import _console
-from trainmaster.core.results import Finding, Overall
+from trainmaster.core.results import Finding, Overall, Verdict
 from trainmaster.core.schema import to_plain
 
 Curve = Mapping[int, float]
+_JUNIT = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Report:
     struck: Sequence[Curve]
     marks: Sequence[int]  # steps at which it was struck
     document: Mapping[str, Any]
+    repeat: Sequence[str] = ()  # commands: this drill once more, and single strikes of it
 
 
 def show(report: Report) -> None:
@@ -55,9 +59,10 @@ def show(report: Report) -> None:
 
 
 def save(report: Report, folder: Path) -> None:
-    """drill.json, drill.md, and drill.html where the packages that draw are installed."""
+    """drill.json, drill.md, junit.xml, and drill.html where the packages that draw are installed."""
     (folder / "drill.json").write_text(json.dumps(to_plain(report.document), indent=2) + "\n")
     (folder / "drill.md").write_text(markdown(report))
+    (folder / "junit.xml").write_text(junit(report))
     try:
         page = render_html(report)
     except ImportError:
@@ -72,7 +77,39 @@ def markdown(report: Report) -> str:
     lines += [_bars(*cells) for cells in report.rows]
     lines += ["", "| claim | verdict | found |", "|---|---|---|"]
     lines += [_bars(claim, finding.verdict, _found(finding)) for claim, finding in report.claims]
+    if report.repeat:
+        lines += ["", "To repeat it, in the folder of the program:", "", "```", *report.repeat, "```"]
     return "\n".join(lines) + "\n"
+
+
+def junit(report: Report) -> str:
+    """One case for each claim; a warning passes with its words, what was not seen is an error."""
+    verdicts = [finding.verdict for _, finding in report.claims]
+    counts = {
+        "tests": str(len(verdicts)),
+        "failures": str(verdicts.count(Verdict.FAIL)),
+        "errors": str(verdicts.count(Verdict.ERROR)),
+        "skipped": str(verdicts.count(Verdict.SKIP)),
+        "time": f"{float(report.document.get('took_s') or 0.0):.1f}",
+    }
+    root = ET.Element("testsuites", name="trainmaster", attrib=counts)
+    suite = ET.SubElement(root, "testsuite", name="drill", attrib=counts)
+    for claim, finding in report.claims:
+        case = ET.SubElement(suite, "testcase", classname="trainmaster.drill", name=claim)
+        words = _xml(finding.reason + (f"\nwhat to do: {finding.action}" if finding.action else ""))
+        if tag := _JUNIT.get(finding.verdict):
+            ET.SubElement(case, tag, message=_xml(finding.reason)).text = words
+        else:
+            ET.SubElement(case, "system-out").text = f"{finding.verdict}: {words}"
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _xml(text: str) -> str:
+    """Without what XML cannot hold: the message of a program may carry anything."""
+    return "".join(
+        letter if letter in "\t\n" or " " <= letter < "\ud800" or letter > "\ue000" else "?" for letter in text
+    )
 
 
 def _bars(*cells: str) -> str:
@@ -105,6 +142,7 @@ def render_html(report: Report) -> str:
     allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
     claims = [(claim, finding.verdict.value, _found(finding)) for claim, finding in report.claims]
+    repeat = html.escape("\n".join(report.repeat))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy)}">'
@@ -117,7 +155,12 @@ def render_html(report: Report) -> str:
         f'<section class="card"><header><h2>Kills</h2></header>{_table(report.head, report.rows)}</section>\n'
         f'<section class="card"><header><h2>Claims</h2></header>'
         f"{_table(('claim', 'verdict', 'found'), claims)}</section>\n"
-        f"</main><footer>Trainmaster {__version__} · this file is self-contained: "
+        + (
+            f'<section class="card"><header><h2>Repeat it</h2></header><pre>{repeat}</pre></section>\n'
+            if repeat
+            else ""
+        )
+        + f"</main><footer>Trainmaster {__version__} · this file is self-contained: "
         "it needs no network and no server.</footer>"
         "</body></html>\n"
     )
@@ -129,10 +172,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<table class="stack"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def points(losses: Curve) -> list[list[float]]:
-    """A loss curve as plain data."""
-    return [[step, loss] for step, loss in sorted(losses.items())]
+def points(losses: Curve) -> list[list[float | None]]:
+    """A loss curve as plain data; JSON has no number that is none."""
+    return [[step, _finite(loss)] for step, loss in sorted(losses.items())]
 
 
 def _line(losses: Curve) -> list[tuple[float, float | None]]:
-    return [(float(step), loss) for step, loss in sorted(losses.items())]
+    return [(float(step), _finite(loss)) for step, loss in sorted(losses.items())]
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

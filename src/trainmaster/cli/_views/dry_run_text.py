@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from trainmaster.targets import Submission
 
 
-def summarize(job: JobSpec, plan: Submission) -> dict[str, str]:
-    """Six lines by their names."""
-    return {
+def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
+    """Six lines by their names, and one for `queue:` where it is stated; `word` is what the target stands for."""
+    lines = {
         "where": job.target,
         "how many": _count(job),
         "what runs": _program(job),
@@ -22,15 +22,16 @@ def summarize(job: JobSpec, plan: Submission) -> dict[str, str]:
         "limits": _limits(job),
         "checkpoints": _checkpoints(job),
     }
+    return {**lines, "queue": queue} if (queue := _queue(job, word)) else lines
 
 
-def render(job: JobSpec, plan: Submission) -> str:
-    return "".join(f"{name:<12} {text}\n" for name, text in summarize(job, plan).items()) + "\n"
+def render(job: JobSpec, plan: Submission, word: str) -> str:
+    return "".join(f"{name:<12} {text}\n" for name, text in summarize(job, plan, word).items()) + "\n"
 
 
-def as_plain(job: JobSpec, plan: Submission, preview: str) -> dict[str, Any]:
+def as_plain(job: JobSpec, plan: Submission, preview: str, word: str) -> dict[str, Any]:
     """The same, with files and commands, for programs."""
-    summary = {name.replace(" ", "_"): text for name, text in summarize(job, plan).items()}
+    summary = {name.replace(" ", "_"): text for name, text in summarize(job, plan, word).items()}
     return {
         "summary": summary,
         "files": dict(plan.files),
@@ -68,6 +69,13 @@ def _limits(job: JobSpec) -> str:
     if limits.max_cost is not None:
         parts.append(f"at most {dollars(100 * limits.max_cost)}")
     return ", ".join(parts)
+
+
+def _queue(job: JobSpec, word: str) -> str:
+    from trainmaster import targets
+
+    stated = targets.find_traits(word)
+    return "; ".join(targets.describe_queue(stated, job.queue)) if stated is not None else ""
 
 
 def _checkpoints(job: JobSpec) -> str:

@@ -151,7 +151,10 @@ def _start_line(row: Event) -> str | None:
     """A start or a recovery of the ranks, once it is over; a recovery also when it begins."""
     data, took = row.data, _number(row.data.get("seconds"), ".1f")
     if row.event == "start":
-        return f"[yellow]recovering in place[/]: {escape(str(data.get('message') or data.get('reason')))}"
+        how = "with a spare node" if data.get("how") == "spare" else "in place"
+        return f"[yellow]recovering {how}[/]: {escape(str(data.get('message') or data.get('reason')))}"
+    if row.event == "refused":
+        return f"[yellow]not recovered in place[/]: {escape(str(data.get('why')))}"
     if row.event != "done":
         return None
     if row.phase == "START":

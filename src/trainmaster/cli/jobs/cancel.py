@@ -8,7 +8,7 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import connect, sweep
 from trainmaster.cli._jobs import wait as wait_for
 from trainmaster.cli._server import ServerOption
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 def cancel(
-    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name; or a set.")],
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Return when everything it held is given back.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
     """Cancel a job: it is asked to save, killed after its grace, and all it held is given back.
+
+    Of a set of runs no further trial begins, and those that are open are cancelled.
 
     Where no server or worker drives the job, this command does it and returns when the job has ended.
 
@@ -34,6 +36,9 @@ def cancel(
       trainmaster cancel llama-trial --wait
     """
     with connect(home, server) as jobs:
+        if (found := jobs.find_set(job)) is not None:
+            sweep.cancel(jobs, found, wait=wait, json=json)
+            return
         asked: Job | JobLine = jobs.cancel(jobs.find(job))
         if not wait and not jobs.is_driven():
             _console.note("no server or worker runs on this home folder: this command stops the job itself")

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import connect, sweep
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views.month_option import parse_month
 from trainmaster.core.errors import UsageError
@@ -25,7 +25,7 @@ _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})
 
 
 def cost(
-    job: Annotated[str | None, typer.Argument(help="One job: its id, the beginning of it, or its name.")] = None,
+    job: Annotated[str | None, typer.Argument(help="One job: its id, its beginning, or its name; or a set.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     month: Annotated[str | None, typer.Option(help="A calendar month in UTC, as 2026-11.", show_default="this")] = None,
     all_time: Annotated[bool, typer.Option("--all", help="From the beginning instead of one month.")] = False,
@@ -60,6 +60,9 @@ def cost(
     caps = [_parse_cap(text) for text in set_cap or ()]
     when = None if all_time or job is not None else parse_month(month)
     with connect(home, server) as jobs:
+        if job is not None and (found := jobs.find_set(job)) is not None:
+            sweep.show(found, json=json)
+            return
         for name, period, cents in caps:
             jobs.set_budget(name, period, cents)
             _note_budget(name, period, cents)

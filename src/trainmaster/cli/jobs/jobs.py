@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,25 +12,28 @@ from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect, warn_undriven
+from trainmaster.cli._jobs import connect, sweep, warn_undriven
 from trainmaster.cli._server import ServerOption
+from trainmaster.core.errors import UsageError
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import JobLine, JobsPage
+    from trainmaster.api.sets import SetLine
 
 
 def jobs(
     status: Annotated[Status | None, typer.Option(help="Only this status.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
     find: Annotated[str | None, typer.Option(help="Only with an id that begins so, or this in the name.")] = None,
+    name: Annotated[str | None, typer.Option("--set", help="The runs of this set.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of jobs.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="Number of jobs to skip.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """List jobs, newest first, with how far each is and how fast it goes.
+    """List jobs, newest first, with how far each is and how fast it goes. A set of runs is one line.
 
     [bold]Examples[/]
 
@@ -39,23 +43,40 @@ def jobs(
 
       trainmaster jobs --find llama
 
+      trainmaster jobs --set lr-sweep
+
       trainmaster jobs --server https://trainmaster.example.org
     """
+    plain = status is None and find is None
     with connect(home, server) as source:
-        page = source.list(status=status, project=project, find=find, limit=limit, offset=offset)
+        if name is not None:
+            if (unfolded := source.find_set(name)) is None:
+                raise UsageError(f"there is no set of runs {name!r}")
+            sweep.show(unfolded, json=json)
+            return
+        folded = plain and not json
+        page = source.list(status=status, project=project, find=find, limit=limit, offset=offset, folded=folded)
+        sets = source.sets(project=project) if folded and not offset else ()
         undriven = any(not line.final for line in page.jobs) and warn_undriven(source)
     if json:
         _console.as_json(page)
     else:
-        _print(page, offset, undriven=undriven)
+        _print(page, offset, sets, undriven=undriven)
 
 
-def _print(page: JobsPage, offset: int, *, undriven: bool) -> None:
+def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bool) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
     named = any(line.submitted_by for line in page.jobs)  # on a home folder alone nobody has a name
     columns = ("job", "name", "project", *(("by",) if named else ()), "status", "stage", "step", "loss", "tok/s", "age")
     for column in columns:
         table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
+    for folded in sets:
+        done = f"{folded.counts.get('completed', 0)}/{folded.trials}"
+        loss = f"{folded.best_loss:.4f}" if folded.best_loss is not None else ""
+        who = (escape(folded.submitted_by or ""),) if named else ()
+        state = _console.paint(folded.status)
+        cells = (folded.id[:8], escape(folded.name), escape(folded.project), *who, state, "set", done, loss, "")
+        table.add_row(*cells, age(folded.created_at))
     for line in page.jobs:
         table.add_row(
             line.id[:8],

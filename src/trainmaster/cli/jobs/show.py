@@ -12,7 +12,7 @@ from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect, warn_undriven
+from trainmaster.cli._jobs import connect, sweep, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
 from trainmaster.core.money.cost import dollars
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def show(
-    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name; or a set.")],
     transitions: Annotated[
         bool, typer.Option("--transitions", help="Print every change of its stage instead.")
     ] = False,
@@ -37,6 +37,8 @@ def show(
 ) -> None:
     """Show one job: status, reason and what to do, pre-flight, figures, attempts, loss curve.
 
+    Of a set of runs: its status, its cost, and the table of results with the best marked.
+
     [bold]Examples[/]
 
       trainmaster show 3f2a
@@ -44,8 +46,13 @@ def show(
       trainmaster show demo --json
 
       trainmaster show demo --transitions
+
+      trainmaster show lr-sweep
     """
     with connect(home, server) as jobs:
+        if (found := jobs.find_set(job)) is not None:
+            sweep.show(found, json=json)
+            return
         job_id = jobs.find(job)
         if transitions or deliveries:
             rows = jobs.transitions(job_id) if transitions else jobs.deliveries(job_id)

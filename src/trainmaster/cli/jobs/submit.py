@@ -12,9 +12,11 @@ from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
 from trainmaster.cli._home import DATABASE_FILE, HomeOption, locate, open_home
 from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import sweep as sweeps
 from trainmaster.cli._jobs import workdir as uploads
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import dry_run_text, target_option
+from trainmaster.core.config.sweep import Sweep, is_sweep, parse_sweep
 from trainmaster.core.errors import SpecError, TargetError, UsageError
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
@@ -49,7 +51,7 @@ def submit(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Submit a job.
+    """Submit a job, or a set of runs: a spec with `matrix:`.
 
     A spec with faults is refused with all of them (exit code 2), and nothing is created.
 
@@ -74,6 +76,8 @@ def submit(
 
       trainmaster submit job.yaml --on lambda rent.gpu=H100 rent.gpus=8 --dry-run
 
+      trainmaster submit sweep.yaml   (with `matrix: {train.optimizer.lr: [0.0001, 0.0003]}` and `parallel: 2`)
+
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
     kind.refuse_script(spec)
@@ -81,15 +85,17 @@ def submit(
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
-    job = document.read(lambda _: _parse(chosen, allow or []), words)
+    if is_sweep(chosen):
+        sweeps.refuse_options(follow=follow, key=key)
+        sweep = document.read(lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [])), words)
+        beside = Path.cwd() if on else spec.absolute().parent
+        _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, home=home, server=server)
+        return
+    job = document.read(lambda _: _allow(parse_spec(chosen), allow or []), words)
     if server is None:
         job = replace(job, target=_absolute(job.target, Path.cwd() if on else spec.absolute().parent))
     if dry_run:
-        plan, preview = _plan(job, home), _preview(job, home)
-        if json:
-            _console.as_json(dry_run_text.as_plain(job, plan, preview))
-        else:
-            _console.out.out(dry_run_text.render(job, plan) + plan.render() + preview, end="")
+        _print_plan(job, home, json=json)
         return
     if server is None:
         _plan(job, home)  # what the target refuses is refused before anything is uploaded
@@ -106,9 +112,37 @@ def submit(
             _console.note("no server works on this home folder yet; start one with: trainmaster serve")
 
 
-def _parse(mapping: object, allow: list[str]) -> JobSpec:
-    """The spec, with what `--allow` adds; SpecError for a secret too, so that a dry run tells it."""
-    spec = parse_spec(mapping)
+def _print_plan(job: JobSpec, home: Path | None, *, json: bool) -> None:
+    plan, preview, word = _plan(job, home), _preview(job, home), _find_word(job, home)
+    if json:
+        _console.as_json(dry_run_text.as_plain(job, plan, preview, word))
+    else:
+        _console.out.out(dry_run_text.render(job, plan, word) + plan.render() + preview, end="")
+
+
+def _submit_set(
+    sweep: Sweep,
+    folder: uploads.Workdir,
+    *,
+    beside: Path,
+    dry_run: bool,
+    json: bool,
+    home: Path | None,
+    server: str | None,
+) -> None:
+    if server is None:
+        sweep = sweeps.change(sweep, lambda job: replace(job, target=_absolute(job.target, beside)))
+    if dry_run or server is None:
+        plan = _plan(sweep.trials[0].spec, home)  # what the target refuses is refused before anything is uploaded
+        if dry_run:
+            _console.out.out(sweeps.describe(sweep) + plan.render(), end="")
+            return
+    with connect(home, server) as jobs:
+        sweeps.submit(jobs, sweep, folder, home=locate(home), server=server is not None, json=json)
+
+
+def _allow(spec: JobSpec, allow: list[str]) -> JobSpec:
+    """The spec, with what `--allow` adds; SpecError for a secret, so that a dry run tells it."""
     more = [word.partition("=") for word in allow]
     if any(not (place and reason.strip()) for place, _, reason in more):
         raise UsageError("--allow takes a place and why it is no secret: --allow 'command[3]=id of the data set'")
@@ -129,6 +163,7 @@ def _plan(job: JobSpec, home: Path | None) -> Submission:
     )
     try:
         target = targets.load(word)
+        targets.refuse_queue(word, job)
         inputs.refuse_unserved(job, target)
         return target.plan(placement)
     except TargetError as refused:

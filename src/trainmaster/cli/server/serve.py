@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,9 +25,26 @@ from trainmaster.core.loopback import is_loopback_host
 if TYPE_CHECKING:
     import uvicorn
 
+    from trainmaster.store.database import Database
+
 DEFAULT_PORT = 8470
 _KEEP_ALIVE_S = 75  # longer than the interval of most pollers
 _SHUTDOWN_S = 2  # an open stream would delay the end for as long as its job runs
+
+SlotsOption = Annotated[
+    int | None,
+    typer.Option(
+        envvar="TRAINMASTER_SLOTS",
+        min=0,
+        max=4096,
+        help="Ranks without a GPU that run on this machine at once; 0: no limit.",
+        show_default="as it is",
+    ),
+]
+
+AdminTokenOption = Annotated[
+    Path | None, typer.Option(help="File with a token to let in as admin: tm_ and 43 letters or digits.")
+]
 
 
 def serve(
@@ -48,9 +66,11 @@ def serve(
     trust_jobs: Annotated[
         bool, typer.Option("--trust-jobs", help="Let project tokens submit jobs that run as the server's user.")
     ] = False,
+    slots: SlotsOption = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="A name that a proxy calls this server by.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    admin_token_file: AdminTokenOption = None,
 ) -> None:
     """Serve the API and the dashboard, and run the reconciler.
 
@@ -78,10 +98,10 @@ def serve(
     if require_token and trust_loopback:
         raise UsageError("--require-token and --trust-loopback exclude each other")
     _require_certificate(tls_cert, tls_key)
-    if job_user:
-        os.environ["TRAINMASTER_JOB_USER"] = job_user
+    _set_variables(TRAINMASTER_JOB_USER=job_user or None, TRAINMASTER_SLOTS=slots)
     isolated = local_jobs_are_isolated()
     folder, db = open_home(home)
+    _admit(db, admin_token_file)
     may_bind(db, host)
     kept = open_storage(storage, folder)
     descriptors = connections.raise_descriptor_limit()
@@ -107,6 +127,29 @@ def serve(
     )  # fmt: skip
     connections.bound_logs()
     _run(uvicorn.Server(config), listening, note)
+
+
+def _admit(db: Database, file: Path | None) -> None:
+    """Let in the token of a file, where one is given; the one that it held before is revoked."""
+    from trainmaster.store import audit, tokens
+
+    if file is None:
+        return
+    try:
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--admin-token-file {file}: cannot be read ({error})") from None
+    if not tokens.SHAPE.fullmatch(token):
+        raise UsageError(f"--admin-token-file {file}: not a token; write tm_ and 43 letters, digits, - or _")
+    with db.write() as conn:
+        name = tokens.admit(conn, token, at=datetime.now(UTC))
+        if name is not None:
+            audit.record(conn, who="control", action="token.create", subject=f"token:{name}", detail={"role": "admin"})
+
+
+def _set_variables(**values: object) -> None:
+    """Set what targets read from the environment, where it is stated."""
+    os.environ.update({name: str(value) for name, value in values.items() if value is not None})
 
 
 def _absolute(storage: str | None) -> str | None:

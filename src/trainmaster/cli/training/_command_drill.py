@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
+from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.workdir import find_digest
 from trainmaster.documents import yaml_file
@@ -43,8 +46,7 @@ def choose(first: str | None, words: Sequence[str], spec: Path | None, options: 
     from trainmaster.drill.run import Setup
 
     if unknown := [name for name in options.strike if name not in STRIKES]:
-        known = "\n".join(f"  {name:<12} {what}" for name, what in STRIKES.items())
-        raise UsageError(f"--strike {unknown[0]}: the strikes are\n{known}")
+        raise UsageError(f"--strike {unknown[0]}: the strikes are {', '.join(STRIKES)}; `--strike list` explains them")
     if spec is None and first is None:
         raise UsageError("name a training config or a job spec, or write the command: drill -- python train.py")
     if spec is not None:
@@ -57,13 +59,31 @@ def choose(first: str | None, words: Sequence[str], spec: Path | None, options: 
         raise UsageError(f"{options.stated[0]} belongs to the drill of a command, and {first} is a training config")
     else:
         return None
+    again = tuple(shlex.split(options.resume_command)) if options.resume_command else None
+    _refuse_secrets(job, again)
     return Setup(
         spec=job,
-        again=tuple(shlex.split(options.resume_command)) if options.resume_command else None,
+        again=again,
         work=options.workdir.absolute() if options.workdir is not None else folder,
         links=options.link,
         strikes=options.strike or tuple(STRIKES),
     )
+
+
+def _refuse_secrets(job: JobSpec, again: tuple[str, ...] | None) -> None:
+    """UsageError for what `submit` refuses too: a drill prints its command, and keeps it in the proof."""
+    named = [(fault.path, fault) for fault in find_in_spec(job)]
+    if again is not None:
+        resumed = find_in_spec(replace(job, command=again, env={}))
+        named += [(fault.path.replace("command", "--resume-command", 1), fault) for fault in resumed]
+    if named:
+        place, fault = named[0]
+        what = fault.message.partition(";")[0]
+        raise UsageError(
+            f"{place}: {what}; a drill prints its command and keeps it in the proof: export it as a variable before "
+            "the drill, and let the program read that. If it is none, drill a spec with "
+            f"allow: {{{fault.path!r}: reason}}"
+        )
 
 
 def settle(setup: Setup, processes: int | None, seed: int) -> Setup:
@@ -79,6 +99,20 @@ def run(setup: Setup, folder: Path, say: Callable[[str, int, int], None]) -> Rep
     from trainmaster.drill.run import CommandDrill
 
     return command_proof.report(CommandDrill(setup, folder, say).run())
+
+
+def list_strikes(names: Sequence[str], *, as_json: bool) -> None:
+    """Where `list` is among the names, print every strike, a line each, and end the verb."""
+    from trainmaster.drill.plan import STRIKES
+
+    if "list" not in names:
+        return
+    if as_json:
+        _console.as_json({"strikes": STRIKES})
+    else:
+        for name, what in STRIKES.items():
+            _console.out.print(f"{name:<12} {what}", soft_wrap=True)
+    raise typer.Exit
 
 
 def show_plan(setup: Setup) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -193,6 +194,6 @@ def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
     overall = run.preflight.overall if run.preflight else None
     say(f"pre-flight  {_console.paint(overall) if overall else 'not done'}")
     say(f"report      {report}")
-    say(f"browser     trainmaster serve --home {home}")
-    say(f"more        trainmaster show demo --home {home} (also jobs, logs, events, cost)")
+    say(f"browser     trainmaster serve --home {shlex.quote(str(home))}")
+    say(f"more        trainmaster show demo --home {shlex.quote(str(home))} (also jobs, logs, events, cost)")
     return good

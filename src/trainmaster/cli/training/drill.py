@@ -57,7 +57,7 @@ def drill(
         Path | None, typer.Option(help="Of a command: its files; without: the spec's folder, or this one.")
     ] = None,
     link: Annotated[
-        list[str] | None, typer.Option(help="Of a command: an entry of its files to link, not to copy.", metavar="NAME")
+        list[str] | None, typer.Option(help="Of a command: an entry to link, not copy: unprotected.", metavar="NAME")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep the report, and every attempt's logs and events.")
@@ -74,8 +74,7 @@ def drill(
     SIGSTOP, during a save and before one, with damaged checkpoints. Weights, optimizer, learning rate, random numbers
     and data are compared step by step; what is not restored is named with its cause. It works in copies of its folder.
 
-    Your own runs are not touched. Ends with 0 (PASS), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: something planned was
-    not reached or could not be seen).
+    Your own runs are not touched. Ends with 0 (PASS), 1 (FAIL), 2 (wrong usage), 3 (INCOMPLETE: not all was seen).
 
     [bold]Examples[/]
 
@@ -87,6 +86,7 @@ def drill(
 
       trainmaster drill job.yaml --strike all --strike saving
     """
+    command_drill.list_strikes(strike or (), as_json=as_json)
     _refuse_full(out)
     options = command_drill.Options(
         strike=tuple(strike or ()), resume_command=resume_command, workdir=workdir, link=tuple(link or ())

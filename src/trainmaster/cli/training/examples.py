@@ -11,10 +11,14 @@ from trainmaster.core.errors import UsageError
 
 
 def examples(
-    name: Annotated[str | None, typer.Argument(help="Print this one, as train.yaml.", show_default="list them")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Print this one: train.yaml, or train.", show_default="list them")
+    ] = None,
     to: Annotated[Path | None, typer.Option("--to", metavar="DIR", help="Copy them into this folder.")] = None,
 ) -> None:
-    """List the example specs and configs, print one, or copy them.
+    """List the example specs, configs and scripts, print one, or copy them.
+
+    Each drill-*.py is a small script of one trainer whose resume is proven: what to copy into your own.
 
     A file that is already there is never overwritten.
 
@@ -24,11 +28,15 @@ def examples(
 
       trainmaster examples train.yaml > job.yaml
 
+      trainmaster examples drill-hf-trainer > train.py
+
       trainmaster examples --to examples/
     """
     from trainmaster.cli import _console
 
-    files = {path.name: path for path in sorted(folder().glob("*.yaml"))}
+    files = {path.name: path for path in sorted(folder().glob("*.*")) if path.suffix in (".yaml", ".py")}
+    if name is not None:
+        name = next((full for full in files if name in (full, Path(full).stem)), name)
     if name is not None and name not in files:
         raise UsageError(f"no example {name!r}; there are {', '.join(files)}")
     chosen = [files[name]] if name is not None else list(files.values())
@@ -39,7 +47,7 @@ def examples(
         _console.out.out(files[name].read_text(encoding="utf-8"), end="")
     else:
         for path in chosen:
-            _console.out.out(f"{path.name:<16} {_title(path)}")
+            _console.out.out(f"{path.name:<26} {_title(path)}")
 
 
 def folder() -> Path:
@@ -62,4 +70,4 @@ def _copy(files: list[Path], to: Path) -> list[Path]:
 
 
 def _title(path: Path) -> str:
-    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip('# "')

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,12 +34,13 @@ from trainmaster.core.plan import (
     rank_log,
 )
 from trainmaster.core.schema import build_new
-from trainmaster.core.spec import JobSpec, Preflight, Resources
+from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.core.states import Reason
 from trainmaster.documents import yaml_file
 
 CONTEXT = {"ignore_unknown_options": True}  # `--max_steps 3` of AWS's sample is answered with our name
 _LOOK_S = 0.2  # between two looks at rank 0's log
+_SAVE_S = 1800.0  # a large model on a slow disk takes minutes; who does not want to wait types Ctrl-C again
 _FRUITLESS = 2  # starts without a new checkpoint, after which a run is given up
 _QUICK_S = 5.0  # rests of a reason up to here are for a busy server; a person waits here
 
@@ -62,7 +63,8 @@ def train(
 ) -> None:
     """Train on this machine, or go on from the newest good checkpoint.
 
-    Ctrl-C saves and stops (exit code 75); the same command then goes on. After a failure the run goes on by itself from
+    Ctrl-C saves and stops (exit code 75), however long that takes; the same command then goes on. A second Ctrl-C ends
+    it at once. After a failure the run goes on by itself from
     its checkpoint, and is given up after two starts without a new one. Logs and events of every start are kept in the
     folder `attempts` beside its checkpoints.
 
@@ -87,7 +89,7 @@ def train(
         (folder / PLAN_FILE).write_text(plan.to_json())
         _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
         with _passing_on(folder) as asked:
-            code = _run(folder)
+            code = _run(folder, asked)
         record = _read_record(folder)
         fruitless = 0 if record is not None and record.saved_since else fruitless + 1
         if asked or number == attempts or not _may_go_on(code, record, plan, fruitless):
@@ -95,8 +97,13 @@ def train(
         reason = record.reason if record is not None and record.reason is not None else Reason.CRASHED
         _console.note(f"{reason}; start {number + 1} of {attempts} goes on from the newest checkpoint")
         time.sleep(reason.rule.rest_s if reason.rule.rest_s > _QUICK_S else 1.0)
-    if asked and code == 1:
-        _console.note("interrupted before anything was saved")
+    if asked and code in (1, -signal.SIGKILL):
+        newest = any(Path(plan.checkpoints).glob("step-*"))
+        _console.note(
+            "ended; the same command goes on from the newest checkpoint"
+            if newest
+            else "interrupted before anything was saved"
+        )
         code = interrupt.INTERRUPTED
     elif code == RESUMABLE_EXIT:
         _console.note("saved and stopped; the same command goes on from there")
@@ -151,14 +158,15 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
         resources=Resources(processes_per_node=processes),
         preflight=Preflight(level=0),  # `trainmaster check` and `trainmaster submit` are the ways to check first
         train=config,
+        limits=Limits(grace_s=_SAVE_S),
     )
     folder = checkpoints / "attempts" / f"{started}-{attempt[:8]}"
     # Relative paths of the config (data, checkpoints, init_from) start at the folder of the command.
     return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints), work=str(Path.cwd()))
 
 
-def _run(folder: Path) -> int:
-    """The agent in the foreground, with what rank 0 prints; its exit code."""
+def _run(folder: Path, asked: Sequence[int]) -> int:
+    """The agent in the foreground, with what rank 0 prints; its exit code. `asked` are the signals that came."""
     from trainmaster.node.owner import is_stopped, name_process
 
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
@@ -167,9 +175,14 @@ def _run(folder: Path) -> int:
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
     with TrainView() as view:
-        offset, told = 0, False
+        offset, told, heard = 0, False, 0  # `heard`: signals that came before it was said what another would do
         while agent.poll() is None:
             offset = show_from(log, offset, view)
+            if asked and not heard:
+                heard = len(asked)
+                _console.note("stopping: it saves first; Ctrl-C again ends it at once, without a save")
+            if heard and signal.SIGINT in asked[heard:]:
+                os.killpg(agent.pid, signal.SIGKILL)  # its ranks die with it
             if is_stopped(agent.pid) and (folder / STOP_FILE).exists():
                 os.killpg(agent.pid, signal.SIGCONT)  # a stopped agent cannot save and end
             elif is_stopped(agent.pid) and not told:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from starlette.responses import Response
 
 from trainmaster.api.goodput import GoodputPage, JobGoodput
-from trainmaster.pages import goodput, job_goodput
+from trainmaster.api.timeline import Timeline
+from trainmaster.pages import goodput, job_goodput, timeline
 from trainmaster.web import dependencies
 from trainmaster.web.errors import not_found
 from trainmaster.web.routes import TRAINING, group, reply
@@ -23,6 +24,13 @@ def find_job_goodput(job: dependencies.Job, db: dependencies.Db, month: Month = 
     if page is None:
         raise not_found(job.id)
     return reply(page)
+
+
+@router.get(f"{TRAINING}/jobs/{{uuid}}/timeline", response_model=Timeline)
+def find_timeline(job: dependencies.Job, ledgers: dependencies.LedgersKept) -> Response:
+    """Bins with their money, stages of attempts and nodes, along the time of a job."""
+    page, _ = ledgers.timeline(job.id)
+    return reply(page or timeline.empty(job.id, start=job.created_at, now=datetime.now(UTC)))
 
 
 @router.get("/v1/goodput", response_model=GoodputPage)

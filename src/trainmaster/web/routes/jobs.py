@@ -17,7 +17,7 @@ from trainmaster.control import submit as submitting
 from trainmaster.core.errors import JobMissing, JobOpen
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import DEFAULT_PROJECT, parse_spec
-from trainmaster.pages import attempts, deliveries, transitions
+from trainmaster.pages import attempts, deliveries, sets, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
 from trainmaster.store.rows import JobRow
@@ -46,11 +46,16 @@ def list_jobs(
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
     after: After = None,
+    alone: Annotated[bool, Query(description="leave out the trials of sets; with no other filter")] = False,
 ) -> Response:
     """Jobs, newest first, and the number of jobs by status.
 
     `after` gives the page behind a cursor: no job comes twice while others are submitted, as it does with `offset`.
     """
+    if alone:
+        if status is not None or find is not None or after is not None:
+            raise Refused(400, "unknown_parameter", "alone: status, find and after do not go with it")
+        return reply(sets.read_folded(db, project=project, limit=limit, offset=offset))
     page = jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset, after=after)
     return reply(page)
 

@@ -59,7 +59,7 @@ async def read_log(
     follow_it: Annotated[bool, Query(alias="follow", description="stream it while it grows")] = False,
 ) -> Response:
     """Bytes of a log from `offset`; with `follow`, streamed until the attempt has ended."""
-    nodes = job.spec.resources.nodes
+    nodes = job.spec.resources.machines
     if split_node_file(stream)[0] >= nodes:
         raise Refused(404, "not_found", f"{stream} is of a node that job {job.id} does not have: its nodes are {nodes}")
     attempts = await run_in_threadpool(list_attempts, db, job.id)

@@ -17,7 +17,9 @@
   const swap = (text) => {
     const changed = new Set([...box.querySelectorAll("details[id]")].map((d) => `${d.id}:${d.open}`));
     const focus = box.contains(document.activeElement) ? document.activeElement.id : "";
+    const kept = [...box.querySelectorAll("[data-keep]")]; // drawn by a script of its own
     box.innerHTML = text;
+    for (const part of kept) document.getElementById(part.id)?.replaceWith(part);
     for (const section of box.querySelectorAll("details[id]")) {
       if (changed.has(`${section.id}:true`)) section.open = true;
       if (changed.has(`${section.id}:false`)) section.open = false;

@@ -1,0 +1,80 @@
+"""Requests about the queue, the machines and sets of runs, answered from a home folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainmaster.api.queue import MachinesPage, QueuePage
+    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.core.config.sweep import Sweep
+    from trainmaster.store.database import Database
+
+_BY = "local"  # the name of the command line in the audit trail
+
+
+class HomeQueue:
+    """The queue of one home folder."""
+
+    home: Path
+    db: Database
+
+    def queue(self, *, project: str | None, limit: int) -> QueuePage:
+        from trainmaster.pages import queue
+
+        return queue.read(self.db, project=project, limit=limit)
+
+    def machines(self, *, project: str | None) -> MachinesPage:
+        from trainmaster.pages import machines
+
+        return machines.read(self.db, home=self.home, project=project)
+
+    def drain_machine(self, node: str, *, reason: str, target: str | None) -> None:
+        from trainmaster.control.queueing import machines
+
+        machines.drain(self.db, node, reason=reason, on=target)
+
+    def readmit_machine(self, node: str, *, target: str | None) -> None:
+        from trainmaster.control.queueing import machines
+
+        machines.readmit(self.db, node, on=target)
+
+    def set_share(self, project: str, *, weight: float, quota: int | None) -> None:
+        from trainmaster.store import audit
+        from trainmaster.store.capacity import devices
+
+        detail = {"weight": weight, "quota": quota}
+        with self.db.write() as conn:
+            devices.set_share(conn, project, weight=weight, quota=quota)
+            audit.record(conn, who=_BY, action="share.set", subject=f"share:{project}", detail=detail)
+
+    def submit_set(self, sweep: Sweep) -> SetPage:
+        from trainmaster.control import known_targets
+        from trainmaster.control.queueing import sets
+
+        for trial in sweep.trials:
+            known_targets.refuse_job_file(trial.spec.target, self.home)
+        return self._set(sets.submit_set(self.db, sweep).id)
+
+    def find_set(self, word: str) -> SetPage | None:
+        from trainmaster.pages import sets
+
+        return sets.read_one(self.db, word)
+
+    def sets(self, *, project: str | None) -> Sequence[SetLine]:
+        from trainmaster.pages import sets
+
+        return list(sets.read(self.db, project=project).sets)
+
+    def cancel_set(self, set_id: str) -> SetPage:
+        from trainmaster.control.queueing import sets
+
+        sets.cancel(self.db, set_id)
+        return self._set(set_id)
+
+    def _set(self, set_id: str) -> SetPage:
+        page = self.find_set(set_id)
+        assert page is not None
+        return page

@@ -1,0 +1,80 @@
+"""`trainmaster submit` of a set of runs, and `cancel` of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.cli import _console
+from trainmaster.cli._jobs import wait as wait_for
+from trainmaster.cli._jobs.workdir import Workdir, send
+from trainmaster.cli._views.sets import count_text, print_set
+from trainmaster.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainmaster.api.sets import SetPage
+    from trainmaster.cli._jobs import Jobs
+    from trainmaster.core.config.sweep import Sweep
+    from trainmaster.core.spec import JobSpec
+
+
+def refuse_options(*, follow: bool, key: str | None) -> None:
+    """UsageError for what a set has not."""
+    if follow:
+        raise UsageError("--follow watches one job; a set has `trainmaster show NAME`")
+    if key:
+        raise UsageError("--key stands for one job; a set that is submitted twice is two sets")
+
+
+def change(sweep: Sweep, edit: Callable[[JobSpec], JobSpec]) -> Sweep:
+    """The sweep with each trial's spec changed."""
+    return replace(sweep, trials=tuple(replace(trial, spec=edit(trial.spec)) for trial in sweep.trials))
+
+
+def describe(sweep: Sweep) -> str:
+    """The trials, a line each, for `--dry-run`."""
+    lines = [f"{len(sweep.trials)} trials, {sweep.parallel} at once; the plan of the first is below"]
+    for trial in sweep.trials:
+        values = ", ".join(f"{name}={value}" for name, value in trial.values.items())
+        lines.append(f"{trial.spec.name:<24} {values}")
+    return "\n".join(lines) + "\n\n"
+
+
+def submit(jobs: Jobs, sweep: Sweep, workdir: Workdir, *, home: Path, server: bool, json: bool) -> None:
+    """Upload the working folder once, and submit the set."""
+    first = send(jobs, sweep.trials[0].spec, workdir, home=home, server=server)
+    page = jobs.submit_set(change(sweep, lambda spec: replace(spec, workdir=first.workdir)))
+    if json:
+        _console.as_json(page)
+        return
+    _console.out.print(f"submitted [bold]{page.set.name}[/] as {page.set.id}: {page.set.trials} trials")
+    _console.note(f"see it with: trainmaster show {page.set.name}")
+    if not jobs.is_driven():
+        _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+
+
+def cancel(jobs: Jobs, page: SetPage, *, wait: bool, json: bool) -> None:
+    """Cancel a set; where nothing drives its jobs, drive each to its end."""
+    page = jobs.cancel_set(page.set.id)
+    if not wait and not jobs.is_driven() and any(trial.status and not trial.status.final for trial in page.trials):
+        _console.note("no server or worker runs on this home folder: this command stops the jobs itself")
+        wait = True
+    for trial in page.trials if wait else ():
+        if trial.job is not None:
+            with jobs.drive(trial.job):
+                wait_for(jobs, trial.job)
+    page = jobs.find_set(page.set.id) or page
+    if json:
+        _console.as_json(page)
+    else:
+        _console.out.print(f"{page.set.name} {page.set.id}: {_console.paint(page.set.status)} · {count_text(page.set)}")
+
+
+def show(page: SetPage, *, json: bool) -> None:
+    """Print a set."""
+    if json:
+        _console.as_json(page)
+    else:
+        print_set(page)

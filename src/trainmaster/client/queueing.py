@@ -1,0 +1,69 @@
+"""Requests about the queue, the machines that it gives out, and sets of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from trainmaster.api.codec import decode
+from trainmaster.api.jobs import JobsPage
+from trainmaster.api.queue import MachinesPage, ProjectShare, QueuePage
+from trainmaster.api.sets import SetLine, SetPage
+from trainmaster.client.transport import Transport
+
+
+class QueueCalls:
+    """The part of a client that asks for the queue."""
+
+    _transport: Transport
+
+    def _ask(self, path: str, **params: Any) -> Any:
+        return self._transport.request("GET", path, params=params).json()
+
+    def queue(self, *, project: str | None = None, limit: int = 50, offset: int = 0) -> QueuePage:
+        """Jobs that wait, in the order of the queue."""
+        return decode(QueuePage, self._ask("/v1/queue", project_id=project, limit=limit, offset=offset))
+
+    def machines(self, *, project: str | None = None) -> MachinesPage:
+        return decode(MachinesPage, self._ask("/v1/machines", project_id=project))
+
+    def drain_machine(self, node: str, *, reason: str, target: str | None = None) -> None:
+        """The server's own queue starts nothing new on a machine."""
+        path = f"/v1/machines/{quote(node, safe='')}/drain"
+        self._transport.request("PUT", path, body={"reason": reason, "target": target})
+
+    def readmit_machine(self, node: str, *, target: str | None = None) -> None:
+        """A drained machine takes jobs again."""
+        path = f"/v1/machines/{quote(node, safe='')}/drain"
+        self._transport.request("DELETE", path, params={"target": target} if target else None)
+
+    def set_share(self, project: str, *, weight: float, quota: int | None) -> ProjectShare:
+        """Set the weight and the quota of a project in the server's own queue."""
+        body = {"weight": weight, "quota": quota}
+        return decode(
+            ProjectShare, self._transport.request("PUT", f"/v1/shares/{quote(project, safe='')}", body=body).json()
+        )
+
+    def submit_set(self, document: Mapping[str, Any]) -> SetPage:
+        """Submit a spec with `matrix`. Not sent again where no answer came: it would be another set."""
+        return decode(SetPage, self._transport.request("POST", "/v1/sets", body=document, again=False).json())
+
+    def sets(self, *, project: str | None = None, find: str | None = None, limit: int = 50) -> tuple[SetLine, ...]:
+        """Sets of runs, newest first; `find` is a name, or the beginning of an id."""
+        page = self._ask("/v1/sets", project_id=project, find=find, limit=limit)
+        return decode(tuple[SetLine, ...], page["sets"])
+
+    def jobs_alone(self, *, project: str | None = None, limit: int = 50, offset: int = 0) -> JobsPage:
+        """Jobs that are no trials of a set, newest first."""
+        page = self._ask("/v1/training/jobs", project_id=project, alone=True, limit=limit, offset=offset)
+        return decode(JobsPage, page)
+
+    def set(self, set_id: str) -> SetPage:
+        """A set with its table of results."""
+        return decode(SetPage, self._ask(f"/v1/sets/{quote(set_id, safe='')}"))
+
+    def cancel_set(self, set_id: str) -> SetPage:
+        """No further trial begins, and those that are open are asked to save and stop."""
+        path = f"/v1/sets/{quote(set_id, safe='')}/cancel"
+        return decode(SetPage, self._transport.request("POST", path).json())

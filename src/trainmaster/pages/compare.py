@@ -1,0 +1,194 @@
+"""Runs side by side: first how their specs differ, then their final values; curves are asked for by metric."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from trainmaster import targets
+from trainmaster.api.compare import ComparedRun, Comparison, RunCurve, RunGroup, SpecDifference
+from trainmaster.api.events import Event
+from trainmaster.core.money.cost import Amount
+from trainmaster.pages.job import mask_env
+from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.store import costs, events
+from trainmaster.store.database import Database
+from trainmaster.store.page_rows import figures
+from trainmaster.store.page_rows.runs import RunRow, find_runs
+
+MOST = 200  # runs
+POINTS = 240  # of a curve; fewer where there are many runs
+EVAL = "eval/"  # before the name of a metric of evaluations
+_MOST_METRICS = 60
+_LONGEST = 120  # characters of a value of a spec
+_NOT_DRAWN = frozenset({"step", "steps", "epoch", "iteration", "rank"})
+ABSENT = "–"
+_to_text = json.JSONEncoder(ensure_ascii=False).encode  # made once: 200 specs have some 30,000 fields
+
+Page = Comparison
+
+
+def read(
+    db: Database,
+    *,
+    ids: Sequence[str] = (),
+    metric: str = "loss",
+    group: str | None = None,
+    project: str | None = None,
+    now: datetime | None = None,
+) -> Comparison:
+    """The comparison of these jobs; one of another project is as one that is not there."""
+    now, asked = now or datetime.now(UTC), list(dict.fromkeys(ids))[:MOST]
+    with db.read() as conn:
+        found = find_runs(conn, asked, project=project)
+        known = [found[job] for job in asked if job in found]
+        names = [row.id for row in known]
+        steps = events.last_event(db, names, phase="STEP") if names else {}
+        evals = events.last_event(db, names, phase="EVAL_MODEL") if names else {}
+        spent = costs.job_costs(db, names, now=now)
+    specs = {row.id: _flatten(row.spec) for row in known}
+    differences, same = _differ(specs)
+    chosen = next((part for part in differences if part.field == group), None)
+    groups = {job: value for value, jobs in chosen.values for job in jobs} if chosen is not None else {}
+    fields = [part.field for part in differences]
+    runs = tuple(
+        _run(
+            row,
+            step=steps.get(row.id),
+            evaluation=evals.get(row.id),
+            spent=spent[row.id],
+            fields={field: specs[row.id].get(field, ABSENT) for field in fields},
+            group=groups.get(row.id),
+            now=now,
+        )
+        for row in known
+    )
+    return Comparison(
+        runs=runs,
+        missing=len(asked) - len(known),
+        differences=differences,
+        same=same,
+        metrics=_metrics(runs),
+        metric=metric,
+        group=chosen.field if chosen is not None else None,
+        groups=_groups(chosen, runs, metric) if chosen is not None else (),
+        made_at=now,
+    )
+
+
+def read_curve(db: Database, job_id: str, *, metric: str, points: int = POINTS) -> RunCurve:
+    """One metric of one run, sampled evenly over its events."""
+    phase, name = ("EVAL_MODEL", metric.removeprefix(EVAL)) if metric.startswith(EVAL) else ("STEP", metric)
+    rows = figures.sample_steps(db, job_id, phase=phase, count=points)
+    begun = next((row.ts for row in rows if row.ts is not None), None)
+    listed = []
+    for row in rows:
+        step = whole(row.data, "step")
+        if step is None or name not in row.data:
+            continue
+        seconds = (row.ts - begun).total_seconds() if row.ts is not None and begun is not None else None
+        listed.append((float(step), seconds, number(row.data, name)))
+    return RunCurve(id=job_id, points=tuple(listed))
+
+
+def _flatten(spec: Mapping[str, Any]) -> dict[str, str]:
+    """Each stated field of a spec with its value as text."""
+    fields: dict[str, str] = {}
+    env = spec.get("env")
+    _collect({**spec, "env": mask_env(env)} if env else spec, "", fields)
+    return fields
+
+
+def _collect(values: Mapping[str, Any], path: str, fields: dict[str, str]) -> None:
+    # In one pass and with few calls: 200 specs have some 50,000 fields, most of them not stated.
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            _collect(value, f"{path}{name}.", fields)
+        elif value != []:
+            text = value if isinstance(value, str) else _to_text(value)
+            fields[path + name] = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _differ(specs: Mapping[str, Mapping[str, str]]) -> tuple[tuple[SpecDifference, ...], int]:
+    """Fields that differ, those with the fewest values first (they group runs), the name last; and how many do not."""
+    fields = dict.fromkeys(field for spec in specs.values() for field in spec)
+    differences = []
+    for field in fields:
+        if len({spec.get(field, ABSENT) for spec in specs.values()}) < 2:
+            continue
+        values: dict[str, list[str]] = {}
+        for job, spec in specs.items():
+            values.setdefault(spec.get(field, ABSENT), []).append(job)
+        ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
+        pairs = tuple((value, tuple(jobs)) for value, jobs in ordered)
+        differences.append(SpecDifference(field=field, values=pairs))
+    differences.sort(key=lambda part: (part.field == "name", len(part.values), part.field))
+    return tuple(differences), len(fields) - len(differences)
+
+
+def _run(
+    row: RunRow,
+    *,
+    step: Event | None,
+    evaluation: Event | None,
+    spent: Amount,
+    fields: Mapping[str, str],
+    group: str | None,
+    now: datetime,
+) -> ComparedRun:
+    last: Mapping[str, Any] = step.data if step is not None else {}
+    held_out: Mapping[str, Any] = evaluation.data if evaluation is not None else {}
+    values = {name: value for name in last if name not in _NOT_DRAWN and (value := number(last, name)) is not None}
+    values |= {
+        f"{EVAL}{name}": value
+        for name in held_out
+        if name not in _NOT_DRAWN and (value := number(held_out, name)) is not None
+    }
+    end = row.ended_at or now
+    free = targets.is_free(row.target) and spent.known_cents == 0
+    return ComparedRun(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        target=targets.split(row.target)[1],
+        submitted_by=row.submitted_by,
+        status=row.status,
+        created_at=row.created_at,
+        duration_s=max(0.0, (end - row.started_at).total_seconds()) if row.started_at is not None else None,
+        step=whole(last, "step"),
+        values=values,
+        cost_cents=None if free or spent.cents is None else round(spent.cents),
+        fields=fields,
+        group=group,
+    )
+
+
+def _metrics(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
+    """Metrics that any run has, those of most runs first."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        for name in run.values:
+            counts[name] = counts.get(name, 0) + 1
+    first = ("loss", f"{EVAL}loss")
+    return tuple(sorted(counts, key=lambda name: (name not in first, -counts[name], name))[:_MOST_METRICS])
+
+
+def _groups(chosen: SpecDifference, runs: Sequence[ComparedRun], metric: str) -> tuple[RunGroup, ...]:
+    groups = []
+    for value, _ in chosen.values:
+        members = [run for run in runs if run.group == value]
+        finals = [run.values[metric] for run in members if metric in run.values]
+        groups.append(
+            RunGroup(
+                value=value,
+                runs=len(members),
+                lowest=min(finals, default=None),
+                mean=sum(finals) / len(finals) if finals else None,
+                highest=max(finals, default=None),
+            )
+        )
+    return tuple(groups)

@@ -1,0 +1,95 @@
+"""Machines of every target that was used: their devices, who has them and since when, and their last verdict."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster import targets
+from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage
+from trainmaster.core.results import Verdict
+from trainmaster.pages.node_map import newer, newest_entries
+from trainmaster.pages.parts.node_journal import moment_of, read_history
+from trainmaster.store import nodes
+from trainmaster.store.capacity import devices, queue
+from trainmaster.store.capacity import machines as store
+from trainmaster.store.capacity.devices import DeviceRow
+from trainmaster.store.capacity.queue import Holder
+from trainmaster.store.database import Database
+from trainmaster.store.nodes import NodeCheck
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.health.history import Entry
+
+Page = MachinesPage
+
+
+def read(
+    db: Database, *, home: Path | None = None, project: str | None = None, now: datetime | None = None
+) -> MachinesPage:
+    """All machines, with a home also those that its operator has checked: the newest verdict counts.
+
+    Jobs of other projects are not named to one that asks for its own.
+    """
+    with db.read() as conn:
+        rows = devices.list_devices(db)
+        closed = {(row.place, row.machine): row for row in store.list_machines(db)}
+        holders = queue.list_names(db, [row.attempt for row in rows if row.attempt is not None])
+        checks = nodes.list_newest_checks(conn, project=project)
+    journal = newest_entries(read_history(home)) if home is not None else {}
+    checked = {name: _checked(checks.get(name), journal.get(name, ())) for name in (*checks, *journal)}
+    machines: dict[tuple[str, str], list[DeviceRow]] = {key: [] for key in closed}
+    for row in rows:
+        machines.setdefault((row.place, row.machine), []).append(row)
+    lines = [
+        MachineLine(
+            target=_target(place, project),
+            machine=machine,
+            devices=tuple(_device(row, holders.get(row.attempt or ""), project) for row in some),
+            seen_at=max((row.seen_at for row in some), default=None),
+            verdict=checked[machine][0] if machine in checked else None,
+            checked_at=checked[machine][1] if machine in checked else None,
+            closed=store.explain(closed[place, machine]) if (place, machine) in closed else None,
+            drained_at=closed[place, machine].drained_at if (place, machine) in closed else None,
+            drained_by=closed[place, machine].drained_by if (place, machine) in closed and project is None else None,
+        )
+        for (place, machine), some in sorted(machines.items())
+    ]
+    # Nodes of targets that queue by themselves are known from the checks of their jobs.
+    lines += [
+        MachineLine(target="", machine=name, devices=(), seen_at=at, verdict=verdict, checked_at=at)
+        for name, (verdict, at) in sorted(checked.items())
+        if name not in {machine for _, machine in machines}
+    ]
+    return MachinesPage(machines=tuple(lines), made_at=now or datetime.now(UTC))
+
+
+def _checked(check: NodeCheck | None, entries: tuple[Entry, ...]) -> tuple[Verdict | None, datetime | None]:
+    verdict, used = newer(check, entries)
+    if used:
+        return verdict, moment_of(used[0].at)
+    return verdict, (check.at or check.placed_at) if check is not None else None
+
+
+def _target(place: str, project: str | None) -> str:
+    """The target of a place. The path of a hosts file is for those who see every project."""
+    word = targets.spell_place(place)
+    return word if project is None else word.partition(":")[0]
+
+
+def _device(row: DeviceRow, holder: Holder | None, project: str | None) -> DeviceLine:
+    shown = holder is not None and project in (None, holder.project)
+    used = row.used if row.attempt is None else None
+    if row.attempt is not None and not shown:
+        used = "a job of another project" if holder is not None else f"attempt {row.attempt}, of which no row is left"
+    return DeviceLine(
+        device=row.device,
+        kind=row.kind,
+        model=row.model,
+        job_id=holder.job_id if holder is not None and shown else None,
+        job=holder.name if holder is not None and shown else None,
+        project=holder.project if holder is not None and shown else None,
+        since=row.since,
+        used=used,
+    )

@@ -1,0 +1,133 @@
+"""What checks said of one node and its GPUs, or of one GPU on every node it was in, by its serial number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.api.nodes import HistoryLine, NodeHistory
+from trainmaster.core.results import Verdict
+from trainmaster.pages.node_map import list_uses
+from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.store import nodes as store
+from trainmaster.store.capacity import machines
+from trainmaster.store.database import Database
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.health.history import Entry
+
+_MOST = 50  # runs of each source
+
+Page = NodeHistory
+
+
+def read(
+    db: Database,
+    *,
+    node: str = "",
+    gpu: str | None = None,
+    home: Path | None = None,
+    project: str | None = None,
+    now: datetime | None = None,
+) -> NodeHistory:
+    """The history of a node, or of a GPU by its key, serial number or UUID; of a project's jobs, or of all."""
+    word = gpu if gpu is not None else node
+    with db.read() as conn:
+        if gpu is not None:
+            attempts = store.list_gpu_checks(conn, _value(gpu), project=project, limit=_MOST)
+        else:
+            attempts = store.list_node_checks(conn, node, project=project, limit=_MOST)
+        checked = store.list_findings(conn, attempts)
+        target = store.find_target(conn, attempts[0]) if gpu is None and attempts else None
+        uses = list_uses(store.list_holders(conn, project=project)) if gpu is None else {}
+    lines = [
+        line
+        for part in checked
+        for line in _lines_of(part, node=node, gpu=gpu)
+    ]  # fmt: skip
+    if home is not None:
+        lines += [_line(entry) for entry in read_history(home) if _is_asked(entry, node=node, gpu=gpu)][-_MOST * 20 :]
+    # Worst last within a run, so that the newest first order shows the worst of a run before the rest.
+    oldest = datetime.min.replace(tzinfo=UTC)
+    lines.sort(key=lambda line: (line.at or oldest, line.verdict is Verdict.FAIL), reverse=True)
+    lines = _fold(lines) if gpu is None else lines
+    runs = {(line.job_id, line.at) for line in lines}
+    failed = {(line.job_id, line.at) for line in lines if line.verdict is Verdict.FAIL}
+    asks = home is not None and gpu is None
+    out = read_out(home).get(node) if home is not None and asks else None
+    own = next((row for row in machines.list_machines(db) if asks and row.machine == node and row.drained_at), None)
+    return NodeHistory(
+        word=word,
+        gpu=gpu is not None,
+        lines=tuple(lines),
+        runs=len(runs),
+        failed=len(failed),
+        target=target,
+        used_by=uses.get(node, ()),
+        out_since=str(own.drained_at) if own is not None else out,
+        out_reason=own.drained if own is not None else None,
+        made_at=now or datetime.now(UTC),
+    )
+
+
+def _lines_of(checked: store.Checked, *, node: str, gpu: str | None) -> list[HistoryLine]:
+    from trainmaster.cluster.health import history
+
+    entries = history.list_node(node_health.build(checked))
+    return [
+        _line(entry, at=checked.at, job_id=checked.job_id) for entry in entries if _is_asked(entry, node=node, gpu=gpu)
+    ]
+
+
+def _fold(lines: list[HistoryLine]) -> list[HistoryLine]:
+    """The newest run whole; of each older one what is bad, and the rest in one line."""
+    kept: list[HistoryLine] = []
+    fine: dict[tuple[object, object], list[HistoryLine]] = {}
+    newest = (lines[0].job_id, lines[0].at) if lines else None
+    for line in lines:
+        run = (line.job_id, line.at)
+        if run == newest or line.verdict not in (Verdict.PASS, Verdict.SKIP):
+            kept.append(line)
+            continue
+        if run not in fine:
+            kept.append(line)
+        fine.setdefault(run, []).append(line)
+    return [_folded(line, fine.get((line.job_id, line.at), ())) for line in kept]
+
+
+def _folded(line: HistoryLine, others: Sequence[HistoryLine]) -> HistoryLine:
+    gpus = sum(other.device is not None for other in others)
+    return (
+        replace(line, key=f"node:{line.node}", device=None, reason=f"{gpus} GPUs pass")
+        if line in others and gpus > 1
+        else line
+    )
+
+
+def _line(entry: Entry, *, at: datetime | None = None, job_id: str | None = None) -> HistoryLine:
+    return HistoryLine(
+        at=at or moment_of(entry.at),
+        key=entry.key,
+        node=entry.node,
+        device=entry.device,
+        verdict=entry.verdict,
+        checks=entry.checks,
+        reason=entry.reason,
+        job_id=job_id,
+    )
+
+
+def _is_asked(entry: Entry, *, node: str, gpu: str | None) -> bool:
+    return entry.node == node if gpu is None else entry.key == gpu or entry.key.partition(":")[2] == gpu
+
+
+def _value(gpu: str) -> str:
+    """What identifies the GPU in its findings: the serial number of serial:…, the bus of bus:NODE/…"""
+    kind, _, value = gpu.partition(":")
+    if kind not in ("serial", "uuid", "bus", "place"):
+        return gpu
+    return value.rpartition("/")[2] if kind in ("bus", "place") else value

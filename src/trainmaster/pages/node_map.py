@@ -1,0 +1,181 @@
+"""Every machine and GPU that rows and the operator's checks know: last verdict, its age, who uses it, what is out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
+from trainmaster.core.results import Verdict
+from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.store import nodes as store
+from trainmaster.store.capacity import machines
+from trainmaster.store.capacity.machines import MachineRow
+from trainmaster.store.database import Database
+from trainmaster.store.nodes import Checked, Holder, NodeCheck
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.health.history import Entry
+
+MOST = 100  # nodes on one page: their findings are read whole
+STATES = ("bad", "used", "out")
+_NEWEST = 500  # ended jobs whose machines are on the map although no check has seen them
+_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, None, Verdict.SKIP, Verdict.PASS)
+_BAD = (Verdict.FAIL, Verdict.ERROR)
+
+Page = NodeMap
+
+
+def read(
+    db: Database,
+    *,
+    home: Path | None = None,
+    project: str | None = None,
+    state: str | None = None,
+    find: str | None = None,
+    limit: int = 60,
+    offset: int = 0,
+    now: datetime | None = None,
+) -> NodeMap:
+    """The machines of a project's jobs, or of all; with a home also those that the operator has checked or drained."""
+    now, limit = now or datetime.now(UTC), max(1, min(limit, MOST))
+    with db.read() as conn:
+        checks = store.list_newest_checks(conn, project=project)
+        holders = store.list_holders(conn, project=project, newest=_NEWEST)
+    journal = newest_entries(read_history(home)) if home is not None else {}
+    own = {row.machine: row for row in machines.list_machines(db) if row.drained_at} if home is not None else {}
+    out = {**(read_out(home) if home is not None else {}), **{name: str(row.drained_at) for name, row in own.items()}}
+    uses = list_uses(holders)
+    names = {*checks, *journal, *out, *(node for holder in holders for node in holder.nodes)}
+    verdicts = {name: newer(checks.get(name), journal.get(name, ())) for name in names}
+    counts = {
+        "all": len(names),
+        "bad": sum(verdicts[name][0] in _BAD for name in names),
+        "used": sum(name in uses for name in names),
+        "out": len(out),
+    }
+    fits = {"bad": lambda name: verdicts[name][0] in _BAD, "used": uses.__contains__, "out": out.__contains__}
+    keep = [
+        name
+        for name in names
+        if (state is None or fits[state](name)) and (not find or _matches(find, name, checks.get(name)))
+    ]
+    keep.sort(key=lambda name: (_ORDER.index(verdicts[name][0]), name))
+    shown = keep[offset : offset + limit]
+    with db.read() as conn:
+        attempts = {checks[name].attempt for name in shown if verdicts[name][1] is None and name in checks}
+        findings = {(part.node, part.attempt): part for part in store.list_findings(conn, attempts)}
+    targets = {node: holder.target for holder in reversed(holders) for node in holder.nodes}
+    return NodeMap(
+        nodes=tuple(
+            _node(
+                name, verdicts[name][0], checks.get(name), findings, verdicts[name][1],
+                used_by=uses.get(name, ()), target=targets.get(name), out_since=out.get(name), own=own.get(name),
+            )
+            for name in shown
+        ),
+        total=len(keep),
+        counts=counts,
+        state=state,
+        find=find,
+        limit=limit,
+        offset=offset,
+        made_at=now,
+    )  # fmt: skip
+
+
+def list_uses(holders: Iterable[Holder]) -> dict[str, tuple[NodeUse, ...]]:
+    """By node: the open jobs that hold it."""
+    uses: dict[str, tuple[NodeUse, ...]] = {}
+    for holder in holders:
+        if not holder.open:
+            continue
+        use = NodeUse(job_id=holder.job_id, name=holder.name, project=holder.project, submitted_by=holder.submitted_by)
+        for node in holder.nodes:
+            uses[node] = (*uses.get(node, ()), use)
+    return uses
+
+
+def newest_entries(entries: Iterable[Entry]) -> dict[str, tuple[Entry, ...]]:
+    """By node: the entries of the operator's newest run that has it."""
+    newest: dict[str, tuple[Entry, ...]] = {}
+    for entry in entries:
+        held = newest.get(entry.node, ())
+        if held and (held[0].at, held[0].run) == (entry.at, entry.run):
+            newest[entry.node] = (*held, entry)
+        elif not held or entry.at > held[0].at:
+            newest[entry.node] = (entry,)
+    return newest
+
+
+def newer(check: NodeCheck | None, entries: tuple[Entry, ...]) -> tuple[Verdict | None, tuple[Entry, ...] | None]:
+    """The verdict of a node, and the entries that it is from; None: from its newest pre-flight."""
+    if check is None and not entries:
+        return None, None
+    # By the time of the pre-flight where its node states none: an old check must not hide a new one.
+    when = (check.at or check.placed_at).isoformat() if check is not None else ""
+    if check is not None and (not entries or when >= entries[0].at):
+        return check.worst, None
+    return min((entry.verdict for entry in entries), key=_ORDER.index), entries
+
+
+def _matches(find: str, name: str, check: NodeCheck | None) -> bool:
+    return find.lower() in name.lower() or (check is not None and find.lower() in check.target.lower())
+
+
+def _node(
+    name: str,
+    verdict: Verdict | None,
+    check: NodeCheck | None,
+    findings: Mapping[tuple[str, str], Checked],
+    entries: tuple[Entry, ...] | None,
+    *,
+    used_by: tuple[NodeUse, ...],
+    target: str | None,
+    out_since: str | None,
+    own: MachineRow | None,
+) -> MappedNode:
+    from trainmaster.cluster.health import history
+
+    job_id: str | None
+    at: datetime | None
+    models: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    if entries is None and check is not None:
+        health = node_health.build(findings[name, check.attempt])
+        models = {
+            finding.device: str(finding.values["model"])
+            for result in health.results
+            for finding in result.findings
+            if finding.device and finding.values.get("model")
+        }
+        entries = tuple(history.list_node(health))
+        counts = {word.value: check.verdicts.count(word.value) for word in Verdict if word.value in check.verdicts}
+        job_id, at = check.job_id, check.at or check.placed_at
+    else:
+        job_id, at = None, moment_of(entries[0].at) if entries else None
+    rest = next((entry for entry in entries or () if entry.device is None), None)
+    gpus = [
+        Gpu(
+            key=entry.key, device=entry.device, verdict=entry.verdict, checks=entry.checks, reason=entry.reason,
+            model=models.get(entry.device),
+        )
+        for entry in entries or ()
+        if entry.device is not None
+    ]  # fmt: skip
+    return MappedNode(
+        node=name,
+        target=check.target if check is not None else target,
+        verdict=verdict,
+        at=at,
+        checks=counts,
+        reason=rest.reason if rest is not None else "",
+        gpus=tuple(sorted(gpus, key=lambda gpu: (len(gpu.device), gpu.device))),
+        used_by=used_by,
+        job_id=job_id,
+        out_since=out_since,
+        out_reason=own.drained if own is not None else None,
+    )

@@ -1,0 +1,85 @@
+"""One search for everything: a job by name or id, a failure by its text, a node by name, a GPU by serial number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from trainmaster.api.search import Hit, SearchPage
+from trainmaster.core.states import Status
+from trainmaster.store.database import Database
+from trainmaster.store.jobs import list_jobs
+from trainmaster.store.page_rows import search
+from trainmaster.store.page_rows.search import FoundNode
+
+MOST = 20  # of each kind
+LONGEST = 100  # characters of a query
+_DEVICE_LETTERS = 5  # a shorter word stands in the findings of every check
+_AROUND = 160  # characters of a text shown
+
+Page = SearchPage
+
+
+def read(db: Database, query: str = "", *, project: str | None = None) -> SearchPage:
+    """What the words of a query are found in, in one project or in all."""
+    word = " ".join(query.replace("\x00", "").split())[:LONGEST]
+    if not word:
+        return SearchPage(query="", hits=(), more=False)
+    most = MOST + 1
+    with db.read():
+        jobs = list_jobs(db, word=word, project=project, limit=most)
+        failures = search.find_failures(db, word, project=project, limit=most)
+        nodes = search.find_nodes(db, word, project=project, limit=most)
+        long_enough = len(word) >= _DEVICE_LETTERS
+        devices = search.find_devices(db, word, project=project, limit=most) if long_enough else []
+    hits = [
+        Hit(kind="job", title=row.name, text=row.message, job_id=row.id, project=row.project, status=row.status,
+            at=row.created_at)
+        for row in jobs[:MOST]
+    ]  # fmt: skip
+    named = {hit.job_id for hit in hits}
+    hits += [
+        Hit(kind="failure", title=row.name, text=_around(row.text, word), job_id=row.job_id, project=row.project,
+            status=Status(row.status), at=row.at)
+        for row in failures[:MOST]
+        if row.job_id not in named
+    ]  # fmt: skip
+    hits += [_machine("node", row, "checked") for row in nodes[:MOST]]
+    hits += [_machine("gpu", row, _around(text, word)) for row, text in _each_once(devices[:MOST], word)]
+    more = any(len(found) > MOST for found in (jobs, failures, nodes, devices))
+    return SearchPage(query=word, hits=tuple(hits), more=more)
+
+
+def _machine(kind: Any, row: FoundNode, text: str) -> Hit:
+    return Hit(kind=kind, title=row.node, text=text, job_id=row.job_id, project=row.project, status=None, at=row.at)
+
+
+def _each_once(rows: list[FoundNode], word: str) -> Iterator[tuple[FoundNode, str]]:
+    """The newest result of each node, with the finding that has the word."""
+    shown: set[str] = set()
+    for row in rows:
+        if row.node in shown:
+            continue
+        for finding in row.findings if isinstance(row.findings, list) else ():
+            text = _words(finding)
+            if word.lower() in text.lower():
+                shown.add(row.node)
+                yield row, text
+                break
+
+
+def _words(finding: Any) -> str:
+    """A finding as one line: device, reason and values."""
+    if not isinstance(finding, dict):
+        return str(finding)
+    values = finding.get("values")
+    pairs = [f"{name} {value}" for name, value in values.items()] if isinstance(values, dict) else []
+    return " · ".join(str(part) for part in (finding.get("device"), finding.get("reason"), *pairs) if part)
+
+
+def _around(text: str, word: str) -> str:
+    """The part of a text in which the word stands."""
+    at = max(0, text.lower().find(word.lower()))
+    start = max(0, at - _AROUND // 2)
+    end = start + _AROUND
+    return ("…" if start else "") + text[start:end] + ("…" if len(text) > end else "")

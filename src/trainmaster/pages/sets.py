@@ -1,0 +1,148 @@
+"""Sets of runs: the table of results of one, with the best marked, and the list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from trainmaster.api.jobs import JobsPage
+from trainmaster.api.sets import SetLine, SetPage, SetsPage, Trial
+from trainmaster.core.errors import UsageError
+from trainmaster.core.states import Status
+from trainmaster.pages import jobs as job_list
+from trainmaster.pages.cost import figures
+from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.store import events, jobs
+from trainmaster.store.capacity import sets
+from trainmaster.store.capacity.sets import SetRow
+from trainmaster.store.database import Database
+
+Page = SetsPage
+_GONE, _SKIPPED = "its job was deleted", "will not run"
+_COUNTED = {"": "waiting", _GONE: "deleted", _SKIPPED: "skipped"}  # trials without a job, by their message
+
+
+def read_one(db: Database, word: str, *, now: datetime | None = None) -> SetPage | None:
+    """The set with this id, the newest of this name, or the one whose id begins so; UsageError where several do.
+
+    A job of this name comes before the beginning of an id.
+    """
+    row = sets.find_set(db, word)
+    if row is not None and row.name == word and row.id != word:
+        named = next((job for job in jobs.search_jobs(db, word) if job.name == word), None)
+        if named is not None:
+            raise UsageError(f"{word!r} is the name of set {row.id} and of job {named.id}; write the id")
+    if row is None and word and (ids := sets.search_ids(db, word)):
+        same = jobs.search_jobs(db, word)
+        if any(job.name == word for job in same):
+            return None
+        ids += [job.id for job in same]
+        if len(ids) > 1:
+            listed = ", ".join(each[:13] for each in ids[:5])
+            raise UsageError(f"{word!r} is the beginning of {len(ids)} ids ({listed} …); write more of the id")
+        row = sets.find_set(db, ids[0])
+    return _read(db, row, now=now or datetime.now(UTC)) if row is not None else None
+
+
+def read_folded(db: Database, *, project: str | None, limit: int, offset: int, now: datetime | None = None) -> JobsPage:
+    """The list of jobs without the trials of sets."""
+    with db.read():
+        ids, total = sets.list_alone(db, project=project, limit=limit, offset=offset)
+        page = job_list.read(db, project=project, limit=1, now=now)
+        known = sets.list_jobs(db, ids)
+        rows = [known[job_id] for job_id in ids if job_id in known]
+        lines = job_list.lines(db, rows, now=page.made_at)
+    return replace(page, jobs=lines, total=total, limit=limit, offset=offset, next=None)
+
+
+def read(
+    db: Database,
+    *,
+    project: str | None = None,
+    find: str | None = None,
+    limit: int = 200,
+    offset: int = 0,
+    now: datetime | None = None,
+) -> SetsPage:
+    """Sets, newest first: of a project, of a name, or whose id begins so."""
+    at = now or datetime.now(UTC)
+    with db.read():
+        rows = sets.list_sets(db, project=project, find=find, limit=limit, offset=offset)
+        return SetsPage(sets=tuple(_read(db, row, now=at).set for row in rows))
+
+
+def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
+    rows = sets.list_trials(db, row.id)
+    found = sets.list_jobs(db, [trial.job_id for trial in rows if trial.job_id])
+    steps, costs = events.last_event(db, list(found), phase="STEP"), figures(db, found.values(), now=now)
+    trials = []
+    for trial in rows:
+        job = found.get(trial.job_id or "")
+        name = f"{row.name}-{trial.number}"
+        if job is None:
+            message = _GONE if trial.job_id else _SKIPPED if row.cancel_at is not None else ""
+            trials.append(
+                Trial(number=trial.number, values=trial.values, job=None, name=name, status=None, message=message)
+            )
+            continue
+        last = steps.get(job.id)
+        data = last.data if last else {}
+        trials.append(
+            Trial(
+                number=trial.number, values=trial.values, job=job.id, name=name, status=job.status,
+                step=whole(data, "step"), loss=number(data, "loss"), cost_cents=costs[job.id][0], message=job.message,
+            )
+        )  # fmt: skip
+    best = find_best(trials)
+    trials = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
+    return SetPage(set=_line(row, trials), trials=tuple(trials))
+
+
+def find_best(trials: Sequence[Trial]) -> int | None:
+    """The completed trial with the lowest last loss; the first of equal ones."""
+    known = [(trial.loss, trial.number) for trial in trials if trial.status is Status.COMPLETED and _is_number(trial)]
+    return min(known)[1] if known else None
+
+
+def _is_number(trial: Trial) -> bool:
+    return trial.loss is not None and trial.loss == trial.loss  # NaN is equal to nothing
+
+
+def judge_status(statuses: Sequence[Status | None], *, waiting: int, cancelled: bool) -> Status:
+    """One status for all trials. `waiting`: trials that have not begun."""
+    known = [status for status in statuses if status is not None]
+    if any(not status.final for status in known):
+        if cancelled:
+            return Status.CANCELLING
+        begun = Status.RUNNING in known or any(status.final for status in known)
+        return Status.RUNNING if begun else Status.PENDING
+    if cancelled:
+        return Status.CANCELLED
+    if waiting:
+        return Status.RUNNING if known else Status.PENDING
+    for status in (Status.FAILED, Status.CANCELLED):
+        if status in known:
+            return status
+    return Status.COMPLETED
+
+
+def _line(row: SetRow, trials: Sequence[Trial]) -> SetLine:
+    waiting = sum(trial.status is None and not trial.message for trial in trials)
+    counts = Counter(trial.status.value if trial.status else _COUNTED[trial.message] for trial in trials)
+    cents = [trial.cost_cents for trial in trials if trial.job is not None]
+    return SetLine(
+        id=row.id,
+        name=row.name,
+        project=row.project,
+        status=judge_status([trial.status for trial in trials], waiting=waiting, cancelled=row.cancel_at is not None),
+        trials=len(trials),
+        counts=dict(counts),
+        parallel=row.parallel,
+        message=row.message,
+        cost_cents=sum(cent for cent in cents if cent is not None) if None not in cents else None,
+        best_loss=next((trial.loss for trial in trials if trial.best), None),
+        created_at=row.created_at,
+        submitted_by=row.submitted_by,
+    )

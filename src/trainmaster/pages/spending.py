@@ -1,0 +1,173 @@
+"""Costs by project, person, target and month; budgets with what is left and a forecast; rented machines that idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from trainmaster import targets
+from trainmaster.api.costs import BudgetOutlook, IdleMachine, Spending, SpendingLine
+from trainmaster.core.money.cost import Span, burn, month_of, reached_at
+from trainmaster.core.states import Stage
+from trainmaster.store import costs, instances
+from trainmaster.store.capacity import eta
+from trainmaster.store.costs import BudgetRow, Charge, GroupSum
+from trainmaster.store.database import Database
+from trainmaster.store.instances import HeldMachine
+from trainmaster.store.page_rows.runs import find_jobs
+
+MONTHS = 6  # shown, the present one included
+_WAIT_S = 600.0  # a machine that waits longer for the others of its job is idle
+_BEFORE_WORK = (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING)
+
+Page = Spending
+
+
+def read(
+    db: Database, *, project: str | None = None, month: datetime | None = None, now: datetime | None = None
+) -> Spending:
+    """The costs of a project or of all, in the month that a time is in or from the beginning."""
+    now = now or datetime.now(UTC)
+    window = month_of(month) if month is not None else None
+    with db.read() as conn:
+        charges = costs.list_charges(conn, project=project, closed=False)
+        last = [month_of(start) for start in _last_months(now)]
+        windows = list(dict.fromkeys([window, None, *last]))
+        free = [name for name in targets.names() if targets.is_free(name)]
+        sums = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
+        rows = costs.list_budgets(conn, project=project)
+        held = instances.list_held_machines(conn, project=project)
+    by_window = dict(zip(windows, sums, strict=True))
+    groups, months = by_window[window], [(f"{month.start:%Y-%m}", by_window[month]) for month in last]
+    spent = {
+        row.id: _sum(group for group in by_window[row.window(now)] if group.project == row.project)[0] for row in rows
+    }
+    going = [charge for charge in charges if charge.is_open]
+    ahead = _expected_cents(db, going, now=now)
+    this_month = next(groups for name, groups in months if name == f"{now:%Y-%m}")
+    total, unknown = _sum(groups)
+    return Spending(
+        month=f"{window.start:%Y-%m}" if window is not None else None,
+        project=project,
+        known_cents=round(total),
+        unknown_parts=unknown,
+        cents_per_hour=sum(burn(charge.spans) for charge in going),
+        forecast_cents=round(_sum(this_month)[0] + sum(ahead.values())),
+        projects=_lines(groups, lambda group: group.project),
+        people=_lines(groups, lambda group: group.person),
+        targets=_lines(groups, lambda group: targets.split(group.target)[1]),
+        months=tuple(_month_line(name, part, months) for name, part in months),
+        budgets=tuple(
+            _outlook(row, spent[row.id], [c for c in going if c.project == row.project], ahead, now) for row in rows
+        ),
+        idle=tuple(_idle(machine, why, since, now) for machine in held for why, since in _why_idle(machine, now)),
+        made_at=now,
+    )
+
+
+def _last_months(now: datetime) -> list[datetime]:
+    """The beginnings of the last months, newest first."""
+    listed: list[datetime] = []
+    when = now
+    for _ in range(MONTHS):
+        window = month_of(when)
+        listed.append(window.start)
+        when = window.start - timedelta(days=1)
+    return listed
+
+
+def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> dict[str, float]:
+    """By job: what it will cost until the month ends, at its present rate and for the time that it still needs.
+
+    One whose remaining time is unknown is taken to run until the end of the month.
+    """
+    rest_s = (month_of(now).end - now).total_seconds()
+    rates: dict[str, list[Span]] = {}
+    for charge in going:
+        rates.setdefault(charge.job_id, []).extend(charge.spans)
+    rows = find_jobs(db, [job for job in rates if burn(rates[job]) > 0])
+    left = eta.list_left(db, rows, now=now)
+    return {job: burn(spans) * min(left.get(job, rest_s), rest_s) / 3600 for job, spans in rates.items()}
+
+
+def _sum(groups: Iterable[GroupSum]) -> tuple[float, int]:
+    known, unknown = 0.0, 0
+    for group in groups:
+        known += group.amount.known_cents
+        unknown += group.amount.unknown
+    return known, unknown
+
+
+def _lines(groups: Sequence[GroupSum], key: Callable[[GroupSum], str | None]) -> tuple[SpendingLine, ...]:
+    by_name: dict[str | None, list[GroupSum]] = {}
+    for group in groups:
+        by_name.setdefault(key(group), []).append(group)
+    whole = _sum(groups)[0]
+    lines = [_line(name, part, whole) for name, part in by_name.items()]
+    return tuple(sorted(lines, key=lambda line: (-line.known_cents, line.name or "")))
+
+
+def _month_line(name: str, groups: Sequence[GroupSum], months: Sequence[tuple[str, list[GroupSum]]]) -> SpendingLine:
+    return _line(name, groups, max(_sum(part)[0] for _, part in months))
+
+
+def _line(name: str | None, groups: Sequence[GroupSum], whole: float) -> SpendingLine:
+    known, unknown = _sum(groups)
+    return SpendingLine(
+        name=name,
+        known_cents=round(known),
+        unknown_parts=unknown,
+        attempts=sum(group.attempts for group in groups),
+        share=known / whole if whole else 0.0,
+    )
+
+
+def _outlook(
+    row: BudgetRow, spent: float, going: Sequence[Charge], ahead: dict[str, float], now: datetime
+) -> BudgetOutlook:
+    rate = sum(burn(charge.spans) for charge in going)
+    when = reached_at(row.cap_cents, spent_cents=spent, cents_per_hour=rate, now=now)
+    in_month = row.period == "month"
+    if in_month and when is not None and when >= month_of(now).end:
+        when = None
+    return BudgetOutlook(
+        project=row.project,
+        period=row.period,
+        cap_cents=row.cap_cents,
+        spent_cents=round(spent),
+        left_cents=round(row.cap_cents - spent),
+        share=spent / row.cap_cents if row.cap_cents else None,
+        forecast_cents=round(spent + sum(ahead[job] for job in {c.job_id for c in going})) if in_month else None,
+        reached_at=when,
+    )
+
+
+def _why_idle(machine: HeldMachine, now: datetime) -> Iterable[tuple[str, datetime]]:
+    """Why a machine is idle and since when; nothing for one that works, or is on its way."""
+    if machine.state == "lost":
+        yield "the provider no longer lists it, and has not confirmed its end", machine.launched_at
+    elif machine.stage is None:
+        yield "its job is over and it is not given back", machine.attempt_ended_at or machine.launched_at
+    elif machine.attempt_ended_at is not None:
+        yield "its attempt has ended", machine.attempt_ended_at
+    elif machine.stalled_at is not None:
+        yield "its job has stalled", machine.stalled_at
+    elif machine.stage in _BEFORE_WORK and (now - machine.launched_at).total_seconds() > _WAIT_S:
+        yield f"it waits for its job, which is {machine.stage}", machine.launched_at
+
+
+def _idle(machine: HeldMachine, why: str, since: datetime, now: datetime) -> IdleMachine:
+    hours = max(0.0, (now - since).total_seconds()) / 3600
+    return IdleMachine(
+        name=machine.name,
+        kind=machine.kind,
+        region=machine.region,
+        target=machine.target,
+        project=machine.project,
+        job_id=machine.job_id,
+        job_name=machine.job_name,
+        why=why,
+        since=since,
+        cents_per_hour=machine.cents_per_hour,
+        cents=round(machine.cents_per_hour * hours) if machine.cents_per_hour is not None else None,
+    )

@@ -1,0 +1,35 @@
+"""Curves of a job: any metric that it wrote, over steps or time, downsampled."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+from starlette.responses import Response
+
+from trainmaster.api.curves import Axis, CurvesPage
+from trainmaster.web import dependencies
+from trainmaster.web.routes import TRAINING, group, reply
+
+router = group("curves", prefix=TRAINING)
+_MOST = 64  # metrics of one answer
+Metrics = Annotated[
+    list[Annotated[str, Query(max_length=105)]] | None,
+    Query(max_length=_MOST, description="names of metrics; default: loss and eval_loss"),
+]
+
+
+@router.get("/jobs/{uuid}/curves", response_model=CurvesPage)
+def read_curves(
+    *,
+    job: dependencies.Job,
+    curves: dependencies.Curves,
+    metric: Metrics = None,
+    axis: Annotated[Axis, Query(description="steps, or seconds since the first one")] = "step",
+    low: Annotated[float | None, Query(ge=0, le=1e15, description="first place of the axis")] = None,
+    high: Annotated[float | None, Query(ge=0, le=1e15, description="last place of the axis")] = None,
+    points: Annotated[int, Query(ge=10, le=5000, description="points of each curve, about")] = 1000,
+) -> Response:
+    """Curves between two places of the axis, in segments: one for each attempt and each step back."""
+    names = metric or ["loss", "eval_loss"]
+    return reply(curves.read(job.id, names, axis=axis, low=low, high=high, points=points))

@@ -1,0 +1,104 @@
+"""Sets of runs: submit one, list them, the table of results, cancel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from trainmaster.api.sets import SetPage, SetsPage
+from trainmaster.control.queueing import sets as control
+from trainmaster.core.config.sweep import Sweep, parse_sweep
+from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.ids import is_uuid
+from trainmaster.core.roles import Role
+from trainmaster.core.spec import DEFAULT_PROJECT
+from trainmaster.pages import sets
+from trainmaster.web import dependencies, json_body
+from trainmaster.web.auth import Caller, need
+from trainmaster.web.errors import Refused, not_found
+from trainmaster.web.openapi import SET_BODY
+from trainmaster.web.routes import group, reply
+
+router = group("sets", prefix="/v1/sets")
+
+
+async def _find(
+    set_id: Annotated[str, Path(description="id of the set", json_schema_extra={"format": "uuid"})],
+    who: dependencies.Viewer,
+    db: dependencies.Db,
+) -> SetPage:
+    page = await run_in_threadpool(sets.read_one, db, set_id) if is_uuid(set_id) else None
+    if page is None or page.set.id != set_id or not who.sees(page.set.project):  # of another project: as if none
+        raise not_found(set_id[:64])
+    return page
+
+
+Found = Annotated[SetPage, Depends(_find)]
+
+
+@router.get("", response_model=SetsPage)
+def list_sets(
+    db: dependencies.Db, project: dependencies.Project, find: dependencies.Find = None,
+    limit: dependencies.Limit = 50, offset: dependencies.Offset = 0,
+) -> Response:  # fmt: skip
+    """Sets of runs, newest first; `find` is a name, or the beginning of an id."""
+    return reply(sets.read(db, project=project, find=find, limit=limit, offset=offset))
+
+
+@router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
+async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
+    """Submit a spec with `matrix`, as JSON. All its trials are checked; they become jobs as their turn comes."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "not_json", "send the spec as application/json")
+    try:
+        body = await request.body()
+    except ClientDisconnect as gone:
+        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
+    document = json_body.parse(body)
+    with dependencies.creating():
+        made = await run_in_threadpool(_submit, request, db, who, document)
+    return reply(made, status_code=201, headers={"Location": f"/v1/sets/{made.set.id}"})
+
+
+@router.get("/{set_id}", response_model=SetPage)
+def find_set(page: Found) -> Response:
+    """A set with its table of results: a row for each trial, the best marked."""
+    return reply(page)
+
+
+@router.post("/{set_id}/cancel", response_model=SetPage)
+def cancel_set(page: Found, db: dependencies.Db, who: dependencies.User) -> Response:
+    """No further trial begins, and those that are open are asked to save and stop."""
+    return reply(cancel(db, page, who))
+
+
+def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
+    """The set, cancelled."""
+    need(who, Role.USER, project=page.set.project)
+    control.cancel(db, page.set.id, by=who.name)
+    return sets.read_one(db, page.set.id) or page
+
+
+def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any) -> SetPage:
+    if not isinstance(document, dict):
+        raise SpecError([Fault(path="", message="write an object with the fields of a spec and `matrix`")])
+    sweep = parse_sweep(document)
+    if who.project is not None and sweep.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
+        sweep = _move(sweep, who.project)
+    need(who, Role.USER, project=sweep.project)
+    targets = {(trial.spec.target, trial.spec.rent): trial.spec for trial in sweep.trials}
+    for spec in targets.values():
+        dependencies.need_trust(request, who, spec)
+    made = sets.read_one(db, control.submit_set(db, sweep, by=who.name).id)
+    assert made is not None
+    return made
+
+
+def _move(sweep: Sweep, project: str) -> Sweep:
+    trials = tuple(replace(trial, spec=replace(trial.spec, project=project)) for trial in sweep.trials)
+    return replace(sweep, project=project, trials=trials)

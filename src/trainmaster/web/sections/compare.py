@@ -1,0 +1,101 @@
+"""Compare: runs side by side. The whole choice is in the address, so that a comparison is saved as a link."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from trainmaster.api.compare import ComparedRun
+from trainmaster.core.ids import is_uuid
+from trainmaster.pages import compare
+from trainmaster.store.page_rows.runs import find_runs, list_choices
+from trainmaster.web import dependencies
+from trainmaster.web.sections.compared import ComparedCurves
+from trainmaster.web.sections.form import clean_word, link
+from trainmaster.web.templating import render
+
+router = APIRouter(include_in_schema=False)
+_OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
+_MANY = 40  # runs; above it curves have fewer points
+Ids = Annotated[list[str], Query(max_length=compare.MOST)]
+Metric = Annotated[str, Query(max_length=200)]
+
+
+@router.get("/compare")
+def show_comparison(
+    *,
+    db: dependencies.Db,
+    who: dependencies.Viewer,
+    job: Ids = [],  # noqa: B006 (FastAPI copies it)
+    jobs: str = "",
+    metric: Metric = "loss",
+    group: Metric = "",
+    find: str = "",
+    without: str = "",
+) -> Response:
+    """The runs of `jobs` (ids with commas between) and of every `job`; without any, the picker alone."""
+    ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
+    page = compare.read(db, ids=ids, metric=metric, group=group or None, project=who.project)
+    offered = list_choices(db, project=who.project, word=find or None, limit=_OFFERED)
+    chosen, colours = [run.id for run in page.runs], _colours(page.runs)
+
+    def here(**changes: object) -> str:
+        asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
+        return link("/compare", **{**asked, **changes})
+
+    return render(
+        "compare.html",
+        page=page,
+        here=here,
+        offered=offered,
+        chosen=frozenset(chosen),
+        hidden=",".join(sorted(set(chosen) - {row.id for row in offered})),
+        find=find,
+        colours=colours,
+        keys=_keys(page.runs, colours),
+        who=who,
+    )
+
+
+@router.get("/compare/curves")
+def list_curves(
+    *,
+    request: Request,
+    db: dependencies.Db,
+    who: dependencies.Viewer,
+    jobs: str = "",
+    metric: Metric = "loss",
+    of: int = 1,
+) -> Response:
+    """Points of one metric of each of these runs, for the chart. `of`: how many runs the whole chart has."""
+    cache: ComparedCurves = request.app.state.compared
+    ids = _ids(jobs, [])
+    with db.read() as conn:
+        rows = find_runs(conn, ids, project=who.project)
+    points = compare.POINTS if of <= _MANY else compare.POINTS // 2
+    parts = [cache.read(job, metric=metric, points=points, final=rows[job].status.final) for job in ids if job in rows]
+    return Response(f'{{"curves":[{",".join(parts)}]}}', media_type="application/json")
+
+
+def _ids(text: str, more: list[str]) -> list[str]:
+    """Ids of jobs, each once; whatever else an address has is dropped."""
+    words = [word.strip() for part in (text, *more) for word in part.split(",")]
+    return list(dict.fromkeys(word for word in words if is_uuid(word)))[: compare.MOST]
+
+
+def _colours(runs: tuple[ComparedRun, ...]) -> dict[str, int]:
+    """By run: the number of its colour; runs of one group share one."""
+    groups = {value: place for place, value in enumerate(dict.fromkeys(run.group for run in runs if run.group))}
+    return {run.id: groups[run.group] if run.group else place for place, run in enumerate(runs)}
+
+
+def _keys(runs: tuple[ComparedRun, ...], colours: Mapping[str, int]) -> list[tuple[str, int]]:
+    """The legend: each group, or each run, with its colour. Runs of one name have their id beside it."""
+    if any(run.group for run in runs):
+        return list({run.group or run.name: colours[run.id] for run in runs}.items())
+    names = Counter(run.name for run in runs)
+    return [(run.name if names[run.name] == 1 else f"{run.name} {run.id[:8]}", colours[run.id]) for run in runs]

@@ -1,0 +1,148 @@
+"""The page of one run: its status and curves, and a tab for each kind of detail."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, HTTPException
+from starlette.responses import Response, StreamingResponse
+
+from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
+from trainmaster.core.roles import Role
+from trainmaster.pages import artifacts, deliveries, events, job_cost, transitions
+from trainmaster.report import html
+from trainmaster.store.database import Database
+from trainmaster.store.page_rows import figures
+from trainmaster.web import dependencies
+from trainmaster.web.auth import Caller
+from trainmaster.web.errors import not_found
+from trainmaster.web.templating import render
+
+FINAL = "Trainmaster-Final"  # a header that stops the polling of live.js
+TABS = (
+    ("", "Overview"), ("logs", "Logs"), ("events", "Events"), ("checkpoints", "Checkpoints"),
+    ("preflight", "Pre-flight"), ("attempts", "Attempts"), ("cost", "Cost"), ("files", "Files"), ("spec", "Spec"),
+)  # fmt: skip
+_EVENTS = 200  # on one page
+_BATCH = 5_000  # rows of a CSV file read at once
+router = APIRouter(include_in_schema=False)
+_LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)
+_UNHELD = (Bin.QUEUED, Bin.UNKNOWN)
+
+
+def _tone(bin_: Bin) -> str:
+    return "good" if bin_ in PRODUCTIVE else "bad" if bin_ in _LOST else "idle" if bin_ in _UNHELD else "warn"
+
+
+BINS: dict[str, Any] = {
+    "bin_labels": {bin_.value: bin_.label for bin_ in Bin},
+    "bin_words": {bin_.value: (bin_.label, _tone(bin_)) for bin_ in Bin},
+    "bin_abouts": {bin_.value: bin_.about for bin_ in Bin},
+    "bin_tones": {bin_.value: _tone(bin_) for bin_ in Bin},
+}
+
+
+@router.get("/jobs/{uuid}")
+def overview(
+    row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer
+) -> Response:
+    return _overview("run.html", row.id, live, ledgers, who)
+
+
+@router.get("/jobs/{uuid}/part")
+def part(
+    row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer
+) -> Response:
+    """The fragment that an open page replaces every two seconds."""
+    return _overview("run_part.html", row.id, live, ledgers, who)
+
+
+@router.get("/jobs/{uuid}/curves.csv")
+def curves_csv(row: dependencies.Job, db: dependencies.Db) -> Response:
+    """Every metric of every step, as it was written."""
+    name = f'attachment; filename="{row.name}-{row.id[:8]}-curves.csv"'
+    return StreamingResponse(_csv(db, row.id), media_type="text/csv", headers={"Content-Disposition": name})
+
+
+@router.get("/jobs/{uuid}/{tab}")
+def detail(
+    *,
+    row: dependencies.Job,
+    tab: str,
+    db: dependencies.Db,
+    live: dependencies.Live,
+    ledgers: dependencies.LedgersKept,
+    who: dependencies.Viewer,
+    after: str = "",
+    phase: str = "",
+) -> Response:
+    """One tab. Each is a page of its own, so that it works without a script and can be linked to."""
+    if tab not in dict(TABS) or tab == "":
+        raise HTTPException(404)
+    page, whole = live.glance(row.id)
+    if page is None:
+        raise not_found(row.id)
+    more: dict[str, Any] = {}
+    if tab == "events":
+        more = {"events": _events(db, row.id, after, phase), "after": after, "phase": phase[:64]}
+    elif tab == "files":
+        more = {"files": artifacts.read(db, row.id).artifacts}
+    elif tab == "cost":
+        ledger, ledger_whole = ledgers.glance(row.id)
+        more = {"cost": job_cost.read(db, row.id), "goodput": ledger, "whole": whole and ledger_whole, **BINS}
+    elif tab == "attempts":
+        sent = deliveries.read(db, job=row.id).deliveries if who.may(Role.ADMIN) else ()
+        more = {"transitions": transitions.read(db, row.id).transitions, "deliveries": sent}
+    known = {"page": page, "whole": whole, "tab": tab, "tabs": TABS, "who": who, "may_act": who.may(Role.USER)}
+    return render("run_tab.html", **{**known, **html.context(page), **more})
+
+
+def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller) -> Response:
+    page, whole = live.glance(job_id)
+    if page is None:
+        raise not_found(job_id)
+    goodput, goodput_whole = ledgers.glance(job_id)
+    answer = render(
+        template, whole=whole and goodput_whole, goodput=goodput, tab="", tabs=TABS, who=who,
+        may_act=who.may(Role.USER), **html.context(page), **BINS,
+    )  # fmt: skip
+    if page.status.final and whole and goodput_whole:
+        answer.headers[FINAL] = "1"
+    return answer
+
+
+def _events(db: Database, job_id: str, after: str, phase: str) -> Any:
+    number, _, offset = after.partition(":")
+    known = number.isdecimal() and offset.isdecimal() and len(number) < 10 and len(offset) < 19
+    place = (int(number), int(offset)) if known else None
+    phase = phase.replace("\x00", "")[:64]
+    return events.read(db, job_id, after=place, limit=_EVENTS, phase=phase or None)
+
+
+def _csv(db: Database, job_id: str) -> Iterator[str]:
+    """Lines of a CSV file, a batch at a time. Names of metrics are those of the first batch, and those found later."""
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["attempt", "time", "kind", "step", "metric", "value"])
+    after: tuple[int, int] | None = None
+    while batch := figures.scan_figures(db, job_id, after=after, limit=_BATCH):
+        for row in batch:
+            kind = "eval" if row.phase == "EVAL_MODEL" else "step"
+            if row.phase == "CHECKPOINT":
+                continue
+            at = row.ts.isoformat() if row.ts is not None else ""
+            for name, value in row.data.items():
+                if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+                    # A name that begins a formula is text all the same.
+                    safe = f"'{name}" if name[:1] in "=+-@\t\r" else name
+                    rows.writerow([row.cursor[0], at, kind, row.data.get("step"), safe, value])
+        after = batch[-1].cursor
+        yield text.getvalue()
+        text.seek(0)
+        text.truncate()
+        if len(batch) < _BATCH:
+            break
+    yield text.getvalue()

@@ -1,0 +1,185 @@
+"""Settings: tokens, projects, webhooks and channels with a test of each, audit log. By the rules of the REST API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from trainmaster.api.webhooks import Webhook
+from trainmaster.control.notify import channels, trial
+from trainmaster.control.notify.send import Sent
+from trainmaster.core.errors import UsageError
+from trainmaster.core.roles import Role
+from trainmaster.pages import deliveries, projects
+from trainmaster.pages import tokens as tokens_page
+from trainmaster.store import audit, webhooks
+from trainmaster.store.database import Database
+from trainmaster.web import dependencies
+from trainmaster.web.auth import Caller
+from trainmaster.web.errors import Refused
+from trainmaster.web.routes import tokens as tokens_api
+from trainmaster.web.routes import webhooks as webhooks_api
+from trainmaster.web.sections.form import Posted, link, refuse_invalid
+from trainmaster.web.templating import render
+
+router = APIRouter(include_in_schema=False)
+_AUDIT = 50  # entries on a page
+_MOST_TOKENS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the last request came to. `secret` is shown this once."""
+
+    text: str
+    good: bool = True
+    secret: str | None = None
+
+
+@router.get("/settings")
+def show_settings(
+    request: Request, db: dependencies.Db, who: dependencies.Viewer, offset: dependencies.Offset = 0,
+    subject: Annotated[str, Query(pattern=r"^[^\x00]{0,256}$")] = "",
+) -> Response:  # fmt: skip
+    """What the caller may see: who they are; as an admin the tokens and webhooks; of the server also the rest."""
+    return _page(request, db, who, offset=offset, subject=subject)
+
+
+@router.post("/settings/tokens")
+def create_token(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    """Create a token; it is on this page and nowhere else."""
+    try:
+        wish = tokens_api.TokenWish.model_validate(
+            {"name": form.text("name"), "role": form.text("role"), "project": form.text("project") or None}
+        )
+    except ValidationError as error:
+        raise refuse_invalid(error) from error
+    made = _plain(tokens_api.create_token(wish, db, who))
+    notice = Notice(text=f"Token of {made['name']}. It is shown only now: copy it.", secret=made["token"])
+    return _page(request, db, who, notice=notice)
+
+
+@router.post("/settings/tokens/revoke")
+def revoke_token(db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    tokens_api.revoke_token(form.required("name"), db, who)
+    return RedirectResponse("/settings#tokens", status_code=303)
+
+
+@router.post("/settings/webhooks")
+def create_webhook(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    """Create a webhook; its signing key is on this page and nowhere else."""
+    try:
+        wish = webhooks_api.HookWish.model_validate(
+            {"url": form.text("url"), "topics": form.every("topic"), "project": form.text("project") or None}
+        )
+    except ValidationError as error:
+        raise refuse_invalid(error) from error
+    made = _plain(webhooks_api.create_webhook(wish, request, db, who))
+    text = "Key that signs the messages of this webhook. It is shown only now: copy it."
+    return _page(request, db, who, notice=Notice(text=text, secret=made["signing_key"]))
+
+
+@router.post("/settings/webhooks/switch")
+def switch_webhook(db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    switch = webhooks_api.Switch(enabled=form.text("enabled") == "1")
+    webhooks_api.switch_webhook(form.required("id"), switch, db, who)
+    return RedirectResponse("/settings#webhooks", status_code=303)
+
+
+@router.post("/settings/webhooks/remove")
+def remove_webhook(db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    webhooks_api.remove_webhook(form.required("id"), db, who)
+    return RedirectResponse("/settings#webhooks", status_code=303)
+
+
+@router.post("/settings/webhooks/test")
+async def test_webhook(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    """Send a test to a webhook now, and say what it answered."""
+    hook = await run_in_threadpool(_find_hook, db, form.required("id"), who)
+    sent = await trial.try_webhook(request.app.state.home, hook, by=who.name)
+    return await run_in_threadpool(_tested, request, db, who, sent, hook.url)
+
+
+@router.post("/settings/channels/test")
+async def test_channel(request: Request, db: dependencies.Db, who: dependencies.Operator, form: Posted) -> Response:
+    """Send a test through a channel now."""
+    name = form.required("name")
+    sent = await trial.try_channel(request.app.state.home, name, by=who.name)
+    return await run_in_threadpool(_tested, request, db, who, sent, name)
+
+
+def _tested(request: Request, db: Database, who: Caller, sent: Sent, name: str) -> Response:
+    with db.write() as conn:
+        detail = {"status": sent.status, "error": sent.error}
+        audit.record(conn, who=who.name, action="notify.test", subject=f"notify:{name}"[:255], detail=detail)
+    answered = f" (HTTP {sent.status})" if sent.status is not None else ""
+    if sent.error is None:
+        return _page(request, db, who, notice=Notice(text=f"The test arrived at {name}{answered}."))
+    return _page(request, db, who, notice=Notice(text=f"The test to {name} failed: {sent.error}", good=False))
+
+
+def _find_hook(db: Database, hook_id: str, who: Caller) -> Webhook:
+    with db.read() as conn:
+        hook = webhooks.find_webhook(conn, hook_id)
+    if hook is None or (who.project is not None and hook.project != who.project):
+        raise Refused(404, "not_found", "no such webhook")
+    return hook
+
+
+def _page(
+    request: Request, db: Database, who: Caller, *, offset: int = 0, subject: str = "", notice: Notice | None = None
+) -> Response:
+    admin, operator = who.may(Role.ADMIN), who.runs_server
+    hooks: Sequence[Webhook] = ()
+    if admin:
+        with db.read() as conn:
+            hooks = webhooks.list_webhooks(conn, project=who.project)
+    entries = audit.list_audit(db, subject=subject or None, limit=_AUDIT + 1, offset=offset) if operator else []
+    names, trouble = _channels(request) if operator else ((), "")
+    return render(
+        "settings.html",
+        who=who,
+        admin=admin,
+        operator=operator,
+        notice=notice,
+        roles=list(Role),
+        tokens=tokens_page.read(db, project=who.project, limit=_MOST_TOKENS).tokens if admin else (),
+        projects=projects.read(db, project=who.project) if admin else None,
+        hooks=hooks,
+        failing=_failing(db, hooks),
+        topics=get_args(webhooks_api.Topic),
+        channels=names,
+        trouble=trouble,
+        audit=entries[:_AUDIT],
+        more=len(entries) > _AUDIT,
+        offset=offset,
+        subject=subject,
+        size=_AUDIT,
+        link=link,
+    )
+
+
+def _failing(db: Database, hooks: Sequence[Webhook]) -> dict[str, Any]:
+    """By webhook: its newest delivery that failed or waits."""
+    newest = {hook.id: deliveries.read(db, webhook=hook.id, failed=True, limit=1).deliveries for hook in hooks[:50]}
+    return {hook: rows[0] for hook, rows in newest.items() if rows}
+
+
+def _channels(request: Request) -> tuple[tuple[tuple[str, channels.Channel], ...], str]:
+    """The channels by name, or why they cannot be read. Their URLs are secrets, and shown to nobody."""
+    try:
+        return tuple(channels.load(request.app.state.home).channels.items()), ""
+    except UsageError as error:
+        return (), str(error).replace(str(request.app.state.home), "HOME")
+
+
+def _plain(answer: Response) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(bytes(answer.body))
+    return body

@@ -1,0 +1,172 @@
+"""Sets of runs on the command line: one submit, one row in the list, one table with the best marked, one cancel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from trainmaster.api.sets import Trial
+from trainmaster.cli import _console
+from trainmaster.cli.main import build
+from trainmaster.control.queueing import sets
+from trainmaster.core.config.sweep import Sweep
+from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages.sets import find_best, judge_status, read_one
+from trainmaster.store import jobs
+from trainmaster.store.capacity import sets as store_sets
+from trainmaster.store.migrate import open_database
+
+SPEC = """
+name: lr-sweep
+matrix: {train.optimizer.lr: [0.1, 0.3], env.SEED: ["1", "2"]}
+parallel: 2
+workdir: none
+train: {steps: 5, device: cpu}
+resources: {price_per_hour: 6}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_console.out, "_width", 200)
+
+
+def run(*words: str) -> Result:
+    env = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner(env=env).invoke(build(), list(words))
+
+
+def test_a_set_is_one_thing(tmp_path: Path) -> None:
+    home, spec = str(tmp_path / "home"), tmp_path / "sweep.yaml"
+    spec.write_text(SPEC)
+    planned = run("submit", str(spec), "--dry-run", "--home", home)
+    assert "4 trials, 2 at once" in planned.output and "lr-sweep-4" in planned.output
+    assert not (tmp_path / "home" / "trainmaster.db").exists()
+    made = run("submit", str(spec), "--home", home)
+    assert made.exit_code == 0 and "4 trials" in made.output, made.output
+    db = open_database(tmp_path / "home" / "trainmaster.db")
+    queued = run("queue", "--home", home)
+    assert "lr-sweep: 4 trials wait to begin" in queued.stderr and "no job waits" not in queued.stderr
+    sets.advance(db)
+    (first, second) = jobs.list_ids(db)
+    with db.write() as conn:
+        jobs.finish(conn, first, seen=Stage.QUEUED, status=Status.COMPLETED, at=datetime.now(UTC))
+    sets.advance(db)
+    db.close()
+    listed = run("jobs", "--home", home).stdout.splitlines()
+    assert len(listed) == 2 and "lr-sweep" in listed[1] and "1/4" in listed[1], "one row for all of them"
+    assert "lr-sweep: 1 trial waits for `parallel: 2`" in run("queue", "--home", home).stderr
+    short = listed[1].split()[0]
+    for words in (("show", "lr-sweep"), ("jobs", "--set", "lr-sweep"), ("cost", "lr-sweep"), ("show", short)):
+        shown = run(*words, "--home", home).stdout
+        assert "1 of 4 completed, 2 pending, 1 waiting" in shown and "waits for its turn" in shown, shown
+        assert "lr-sweep-3" in shown and second[:8] in shown
+    page = json.loads(run("show", "lr-sweep", "--json", "--home", home).stdout)
+    assert page["trials"][1]["values"] == {"train.optimizer.lr": 0.1, "env.SEED": "2"}
+    assert page["set"]["status"] == "running" and page["set"]["trials"] == 4
+    asked = run("cancel", short, "--home", home)
+    assert asked.exit_code == 0 and "cancelled" in asked.output, asked.output
+    assert "waiting" not in asked.output and "1 skipped" in asked.output
+    ended = run("show", "lr-sweep", "--home", home).stdout
+    assert "1 of 4 completed, 2 cancelled, 1 skipped" in ended and "will not run" in ended and "turn" not in ended
+    assert "no job waits" in run("queue", "--home", home).stderr
+    assert len(json.loads(run("jobs", "--json", "--home", home).stdout)["jobs"]) == 3, "the fourth never began"
+
+
+def test_the_beginning_of_an_id_means_one_set_and_no_job(tmp_path: Path) -> None:
+    """Sets 3a…, 3b… and 4a…; a job 4b…, and one with the name 3a."""
+    db, at = open_database(tmp_path / "trainmaster.db"), datetime.now(UTC)
+    spec = parse_spec({"name": "3a", "command": ["true"]})
+    with db.write() as conn:
+        for set_id in ("3a11", "3b11", "4a11"):
+            store_sets.insert_set(
+                conn, set_id, Sweep(name=f"of-{set_id}", project="lab", parallel=1, trials=()), by=None, at=at
+            )
+        for job_id, name in (("4b11", "other"), ("5a11", "3a")):
+            jobs.insert_once(conn, job_id, replace(spec, name=name), key=None, by=None, at=at, word=spec.target)
+    found = {
+        word: page.set.id if (page := read_one(db, word)) else None for word in ("3a1", "3b", "4a", "3a", "4b", "")
+    }
+    assert found == {"3a1": "3a11", "3b": "3b11", "4a": "4a11", "3a": None, "4b": None, "": None}
+    for word in ("3", "4"):
+        with pytest.raises(UsageError, match="the beginning of 2 ids"):
+            read_one(db, word)
+    with db.write() as conn:  # a job with the name of a set: both are there, and neither hides the other
+        jobs.insert_once(conn, "6a11", replace(spec, name="of-4a11"), key=None, by=None, at=at, word=spec.target)
+    with pytest.raises(UsageError, match="'of-4a11' is the name of set 4a11 and of job 6a11; write the id"):
+        read_one(db, "of-4a11")
+    by_id = read_one(db, "4a11")
+    assert by_id is not None and by_id.set.id == "4a11"
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--follow",), "trainmaster show NAME"),
+        (("--key", "a"), "two sets"),
+        (("parallel=0",), "how many trials"),
+    ],
+)
+def test_what_a_set_has_not_is_refused(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(SPEC)
+    done = run("submit", str(tmp_path / "sweep.yaml"), *words, "--home", str(tmp_path / "home"))
+    assert isinstance(done.exception, UsageError) and text in str(done.exception), done.output
+    assert not (tmp_path / "home" / "trainmaster.db").exists()
+
+
+def trial(number: int, status: Status | None, loss: float | None) -> Trial:
+    return Trial(number=number, values={}, job=str(number), name=f"a-{number}", status=status, loss=loss)
+
+
+def test_a_dry_run_tells_of_a_secret_in_any_trial(tmp_path: Path) -> None:
+    spec, words = tmp_path / "sweep.yaml", ("--dry-run", "--home", str(tmp_path / "home"))
+    spec.write_text(SPEC.replace('env.SEED: ["1", "2"]', "env.API_KEY: [none, sk-proj-4f9aQ2xL8vB7nC3d]"))
+    refused = run("submit", str(spec), *words)
+    assert isinstance(refused.exception, SpecError) and "sk-proj" not in refused.output
+    allowed = run("submit", str(spec), *words, "--allow", "env.API_KEY=a made-up word")
+    assert allowed.exit_code == 0, allowed.output
+
+
+def test_the_best_is_the_lowest_loss_of_what_is_complete() -> None:
+    done, failed = Status.COMPLETED, Status.FAILED
+    assert find_best([trial(1, done, 2.0), trial(2, failed, 0.1), trial(3, done, 1.0), trial(4, done, None)]) == 3
+    assert find_best([trial(1, done, float("nan")), trial(2, done, 5.0), trial(3, done, 5.0)]) == 2
+    assert find_best([trial(1, failed, 1.0), trial(2, None, None)]) is None
+
+
+@pytest.mark.parametrize(
+    ("statuses", "waiting", "cancelled", "status"),
+    [
+        ([None, None], 2, False, "pending"),
+        (["pending", None], 1, False, "pending"),
+        (["running", None], 1, False, "running"),
+        (["completed", None], 1, False, "running"),
+        (["completed", "pending"], 0, False, "running"),
+        (["completed", "completed"], 0, False, "completed"),
+        (["completed", "failed"], 0, False, "failed"),
+        (["completed", "cancelled"], 0, False, "cancelled"),
+        (["cancelling", None], 1, True, "cancelling"),
+        (["completed", None], 1, True, "cancelled"),
+    ],
+)
+def test_one_status_of_many(statuses: list[str | None], waiting: int, cancelled: bool, status: str) -> None:
+    words = [Status(word) if word else None for word in statuses]
+    assert judge_status(words, waiting=waiting, cancelled=cancelled) == status
+
+
+def test_an_empty_word_is_no_job(tmp_path: Path) -> None:
+    """`cancel "$UNSET"` would end the only job of a home: every id begins with nothing."""
+    home = str(tmp_path / "home")
+    (tmp_path / "job.yaml").write_text("name: only\ncommand: [sleep, '60']\npreflight: {level: 0}\n")
+    assert run("submit", str(tmp_path / "job.yaml"), "--workdir", "none", "--home", home).exit_code == 0
+    refused = run("cancel", "", "--home", home)
+    assert isinstance(refused.exception, UsageError) and "no job ''" in str(refused.exception)
+    assert json.loads(run("jobs", "--json", "--home", home).stdout)["jobs"][0]["status"] == "pending"

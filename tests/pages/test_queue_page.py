@@ -1,0 +1,164 @@
+"""What the queue and the machines show: place, reason, what is before; engines in their own words; projects apart."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pages import samples
+from trainmaster.cli import _console
+from trainmaster.cli.jobs import queue as cli_queue
+from trainmaster.cluster.health.history import Entry
+from trainmaster.core.results import Verdict
+from trainmaster.core.roles import Role
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage, TargetState
+from trainmaster.pages import machines, queue
+from trainmaster.queueing.state import Device
+from trainmaster.store import attempts, audit, jobs, leases
+from trainmaster.store.capacity import devices
+from trainmaster.store.database import Database
+from trainmaster.targets import find_place
+from trainmaster.web.app import create_app
+from web.conftest import BASE, LOCAL
+from web.furnished import issue
+
+_NOW = datetime.now(UTC)
+_IDS = [f"00000000-0000-4000-8000-00000000000{number}" for number in range(6)]
+
+
+def _insert(db: Database, number: int, **more: Any) -> str:
+    spec = {"name": f"j{number}", "command": ["x"], **more}
+    with db.write() as conn:
+        jobs.insert_job(conn, _IDS[number], parse_spec(spec), at=_NOW + timedelta(seconds=number))
+    return _IDS[number]
+
+
+def _hold(db: Database) -> None:
+    """Two GPUs of this machine, both held by job 0, and every job driven."""
+    with db.write() as conn:
+        listed = [Device(id=f"GPU-{number}", machine="m0", model="H200") for number in range(2)]
+        devices.record(conn, find_place("local"), "gpu", listed, at=_NOW)
+        attempt = attempts.insert_attempt(conn, _IDS[0], 1, handle={}, at=_NOW)
+        jobs.advance(conn, _IDS[0], seen=Stage.QUEUED, to=Stage.RUNNING, at=_NOW)
+        devices.book(conn, find_place("local"), attempt, {"m0": ("GPU-0", "GPU-1")}, at=_NOW)
+        leases.take(conn, "t", owner="a test")
+
+
+def test_each_job_has_its_place_a_reason_and_what_is_before_it(db: Database) -> None:
+    ids = [_insert(db, 0), _insert(db, 1), _insert(db, 2, queue={"priority": "high"}), _insert(db, 3, project="other")]
+    _hold(db)
+    page = queue.read(db)
+    assert [(line.job_id, line.position) for line in page.jobs] == [(ids[2], 1), (ids[3], 2), (ids[1], 3)]
+    assert page.jobs[0].reason == "it needs 1 GPU, none is free; what becomes free is kept for it"
+    assert page.jobs[2].before == (ids[3], ids[2])
+    assert page.jobs[2].reason == "it needs 1 GPU, none is free besides what is kept for the first in the queue"
+    own = queue.read(db, project="other")
+    assert [(line.job_id, line.position, line.before) for line in own.jobs] == [(ids[3], 2, ())]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_on_a_terminal_the_reason_has_room(
+    db: Database, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the job where the terminal is wide, else below it; names give way, numbers do not."""
+    _insert(db, 0)
+    _insert(db, 1, name="a-long-name-of-a-job-that-waits", queue={"priority": "high"})
+    _insert(db, 2, project="other")
+    _hold(db)
+    monkeypatch.setattr(_console.out, "_width", width)
+    cli_queue._print(queue.read(db))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width and "priority" in lines[0]
+    assert len(lines) == {80: 6, 120: 5, 200: 3}[width], lines
+    whole = " ".join(" ".join(lines).split())
+    assert "it needs 1 GPU, none is free besides what is kept for the first in the queue" in whole
+    assert ("a-long-name-of-a-job-that-waits" in whole) == (width > 80)
+
+
+def test_a_target_that_queues_is_shown_with_its_own_reason(db: Database) -> None:
+    _insert(db, 4, target="slurm")
+    with db.write() as conn:
+        attempts.insert_attempt(conn, _IDS[4], 1, handle={}, at=_NOW)
+        jobs.advance(conn, _IDS[4], seen=Stage.QUEUED, to=Stage.CHECKING, at=_NOW)
+        attempts.record_poll(conn, f"{_IDS[4]}.1", TargetState.WAITING, at=_NOW)
+        jobs.set_message(conn, _IDS[4], "Resources")
+    (line,) = queue.read(db).jobs
+    assert (line.position, line.reason, line.target) == (None, "Resources", "slurm")
+
+
+def test_who_has_a_gpu_is_named_to_its_own_project_only(db: Database) -> None:
+    _insert(db, 0)
+    _hold(db)
+    (machine,) = machines.read(db).machines
+    assert (machine.target, machine.machine, machine.verdict) == ("local", "m0", None)
+    assert [(device.device, device.job, device.since) for device in machine.devices] == [
+        ("GPU-0", "j0", _NOW),
+        ("GPU-1", "j0", _NOW),
+    ]
+    (foreign,) = machines.read(db, project="other").machines
+    assert {(device.job_id, device.used) for device in foreign.devices} == {(None, "a job of another project")}
+
+
+def test_a_check_of_the_operator_counts_where_it_is_newer(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trainmaster check` failed, and `trainmaster nodes` said pass: the pre-flight before it had passed."""
+    story = samples.completed(db)
+    (before,) = machines.read(db, home=tmp_path).machines
+    assert (before.machine, before.verdict) == ("node-17", Verdict.WARN) and before.checked_at is not None
+    late = (before.checked_at + timedelta(hours=1)).isoformat()
+    entry = Entry(run="r", at=late, key="node:node-17", node="node-17", device=None, verdict=Verdict.FAIL)
+    monkeypatch.setattr(machines, "read_history", lambda _: [entry])
+    (after,) = machines.read(db, home=tmp_path).machines
+    assert after.verdict is Verdict.FAIL and after.checked_at == datetime.fromisoformat(late)
+    assert machines.read(db, project=story.spec.project).machines[0].verdict is before.verdict
+
+
+def test_the_page_shows_each_project_its_own_jobs(db: Database, tmp_path: Path) -> None:
+    mine, theirs = _insert(db, 0), _insert(db, 3, project="other")
+    _insert(db, 1)
+    _hold(db)
+    tokens = [issue(db, "boss", Role.ADMIN), issue(db, "them", Role.VIEWER, "other")]
+    with TestClient(create_app(db, tmp_path, reconcile=False), base_url=BASE, client=LOCAL) as client:
+        whole, own = (client.get("/queue", headers=token) for token in tokens)
+        part = client.get("/queue?part=1", headers=tokens[1]).text
+    assert whole.status_code == own.status_code == 200
+    assert all(
+        word in whole.text for word in (f"/jobs/{mine}", f"/jobs/{theirs}", "2 waiting", "j1", "what becomes free")
+    )
+    assert f"/jobs/{theirs}" in own.text and "1 waiting" in own.text and "a job of another project" in own.text
+    assert mine not in own.text and "j1" not in own.text
+    assert f"/jobs/{theirs}" in part and "<html" not in part
+
+
+def test_an_admin_of_the_server_drains_a_machine_and_everybody_reads_why(db: Database, tmp_path: Path) -> None:
+    _insert(db, 0)
+    _insert(db, 1)
+    _hold(db)
+    boss, lab = issue(db, "boss", Role.ADMIN), issue(db, "lab", Role.ADMIN, "other")
+    path, body = "/v1/machines/m0/drain", {"reason": "a <fan>"}
+    with TestClient(create_app(db, tmp_path, reconcile=False), base_url=BASE, client=LOCAL) as client:
+        assert client.put(path, json=body, headers=lab).status_code == 403
+        assert client.put("/v1/machines/m9/drain", json=body, headers=boss).status_code == 404
+        assert client.put(path, json={"reason": " "}, headers=boss).status_code == 404
+        assert client.put(path, json=body, headers=boss).status_code == 204
+        for page in ("/queue", "/nodes?state=out", "/nodes/one?node=m0"):
+            assert "a &lt;fan&gt;" in client.get(page, headers=boss).text, page
+        seen = client.get("/queue", headers=lab).text
+        assert "drained: a &lt;fan&gt;" in seen and "/nodes/readmit" not in seen and "boss" not in seen
+        assert "m0" not in client.get("/nodes", headers=lab).text
+        assert "starts jobs there again" in client.get("/nodes/readmit?node=m0", headers=boss).text
+        back = client.post("/nodes/readmit", data={"node": "m0"}, headers=boss, follow_redirects=False)
+        assert back.headers["location"] == "/queue" and '"closed":null' in client.get("/v1/machines", headers=boss).text
+        assert client.delete(path, headers=boss).status_code == 404
+        assert client.post("/nodes/drain", data={"node": "m0"}, headers=boss).status_code == 422, "without a reason"
+        form = {"node": "m0", "reason": "a cable"}
+        assert client.post("/nodes/drain", data=form, headers=boss, follow_redirects=False).status_code == 303
+        assert client.delete(path, headers=boss).status_code == 204
+    actions = [(entry.action, entry.who) for entry in audit.list_audit(db, subject="node:m0")]
+    assert sorted(actions) == [("node.drain", "boss")] * 2 + [("node.readmit", "boss")] * 2

@@ -1,0 +1,34 @@
+"""In a real browser: the pages beside the jobs are no wider than a phone, and the curves of a comparison are drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from trainmaster.store.database import Database
+from trainmaster.web.app import create_app
+from web.furnished import serving
+from web.test_compare_page import pair
+from web.test_nodes_page import cluster
+
+
+@pytest.mark.matrix(one_in=2)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None:
+    cluster(db)
+    ids = ",".join(story.id for story in pair(db))
+    tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        for width in (360, 1280, 2560):
+            tab.set_viewport_size({"width": width, "height": 800})
+            for path in ("/nodes", "/nodes/one?node=node-00", "/cost", f"/compare?jobs={ids}", "/settings"):
+                tab.goto(url + path)
+                assert tab.locator("main").evaluate("(main) => main.scrollWidth - main.clientWidth") <= 0, (path, width)
+        tab.goto(f"{url}/compare?jobs={ids}")
+        expect(tab.locator("#comparison")).to_have_attribute("data-drawn", "1")
+        tab.locator("#overlay").focus()
+        tab.keyboard.press("ArrowRight")
+        expect(tab.locator("#readout")).to_contain_text("run-0")
+        tab.goto("about:blank")  # a page that still asked would be refused, and complain

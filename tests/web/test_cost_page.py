@@ -1,0 +1,143 @@
+"""The page of costs: sums of the caller's rows alone, unknown is never nothing, and the forecast is what it states."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import insert, update
+from starlette.testclient import TestClient
+
+from pages import samples
+from trainmaster.core.money.cost import month_of
+from trainmaster.core.roles import Role
+from trainmaster.core.schema import to_plain
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages import spending
+from trainmaster.store import attempts, costs, tables
+from trainmaster.store.database import Database
+from trainmaster.web.app import create_app
+from trainmaster.web.kept import Kept
+from web.conftest import BASE, LOCAL
+from web.furnished import issue
+
+NOW = datetime(2026, 11, 11, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+
+def run(
+    db: Database, *, cents: float | None, start: datetime, hours: float = 1.0, over: bool = True, by: str | None = None,
+    project: str = "research", target: str = "lambda",
+) -> samples.Story:  # fmt: skip
+    """A job whose attempt is placed at a time and costs so much an hour."""
+    story = samples.Story(db, samples.spec(project=project, target=target), at=start).start()
+    with db.write() as conn:
+        costs.set_price(conn, story.attempt, cents)
+        conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(created_at=start))
+        conn.execute(update(tables.jobs).where(tables.jobs.c.id == story.id).values(submitted_by=by))
+        if over:
+            attempts.mark_released(conn, story.attempt, at=start + hours * HOUR)
+    return story.end_attempt().finish(Status.COMPLETED) if over else story.move(Stage.RUNNING)
+
+
+def test_sums_by_project_person_target_and_month(db: Database) -> None:
+    run(db, cents=100, start=NOW - 2 * HOUR, by="ann")
+    run(db, cents=300, start=NOW - 5 * HOUR, hours=2, by="bob", project="lab", target="slurm")
+    run(db, cents=500, start=NOW - timedelta(days=40), by="ann")  # in October
+    run(db, cents=None, start=NOW - 3 * HOUR, by="ann")
+    run(db, cents=0, start=NOW - 3 * HOUR, target="local")
+    page = spending.read(db, month=NOW, now=NOW)
+    assert [(line.name, line.known_cents, line.unknown_parts) for line in page.projects] == [
+        ("lab", 600, 0), ("research", 100, 2),
+    ]  # fmt: skip
+    assert [(line.name, line.known_cents) for line in page.people] == [("bob", 600), ("ann", 100), (None, 0)]
+    assert [(line.name, line.known_cents) for line in page.targets] == [("slurm", 600), ("lambda", 100), ("local", 0)]
+    assert [(line.name, line.known_cents) for line in page.months][:3] == [
+        ("2026-11", 700), ("2026-10", 500), ("2026-09", 0),
+    ]  # fmt: skip
+    assert spending.read(db, now=NOW).known_cents == 1200
+    assert (page.known_cents, page.unknown_parts) == (700, 2)
+    assert sum(line.known_cents for line in spending.read(db, project="lab", now=NOW).projects) == 600
+
+
+def test_what_has_no_price_stays_unknown_beside_what_has_one(any_db: Database) -> None:
+    """Two runs of one person on a machine whose price is 0 by default: one states a price, the other none."""
+    for _ in range(2):
+        run(any_db, cents=0, start=NOW - 3 * HOUR, target="local")
+    run(any_db, cents=200, start=NOW - 3 * HOUR, target="local")
+    run(any_db, cents=0, start=NOW - HOUR, target="local", over=False)
+    free = run(any_db, cents=0, start=NOW - 2 * HOUR, target="local")
+    with any_db.write() as conn:
+        stated = {**to_plain(free.spec), "resources": {"price_per_hour": 0.0}}
+        conn.execute(update(tables.jobs).where(tables.jobs.c.id == free.id).values(spec=stated))
+    page = spending.read(any_db, month=NOW, now=NOW)
+    (line,) = page.targets
+    assert (line.known_cents, line.unknown_parts, line.attempts) == (200, 3, 5)
+    assert page.months[0].unknown_parts == 3 and spending.read(any_db, now=NOW).unknown_parts == 3
+
+
+def test_a_span_over_the_end_of_a_month_is_split(db: Database) -> None:
+    run(db, cents=100, start=datetime(2026, 10, 31, 23, tzinfo=UTC), hours=3)
+    page = spending.read(db, month=NOW, now=NOW)
+    assert [line.known_cents for line in page.months][:2] == [200, 100] and page.known_cents == 200
+
+
+def test_the_forecast_is_what_runs_now_until_the_month_ends(db: Database) -> None:
+    run(db, cents=1000, start=NOW - 3 * HOUR, hours=2)
+    run(db, cents=50, start=NOW - 2 * HOUR, over=False)  # its remaining time is unknown
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "month", 10_000, at=NOW)
+        costs.set_budget(conn, "research", "total", 2_200, at=NOW)
+    page = spending.read(db, month=NOW, now=NOW)
+    rest_h = (month_of(NOW).end - NOW) / HOUR
+    assert page.cents_per_hour == 50
+    assert page.forecast_cents == round(2100 + 50 * rest_h)
+    month, total = page.budgets
+    assert (month.spent_cents, month.left_cents, month.forecast_cents) == (2100, 7900, page.forecast_cents)
+    assert month.reached_at is not None and total.reached_at is not None
+    assert round((month.reached_at - NOW) / HOUR, 3) == 158, "7,900 cents at 50 an hour"
+    assert (total.left_cents, total.forecast_cents, round((total.reached_at - NOW) / HOUR, 3)) == (100, None, 2)
+
+
+def test_idle_machines_are_named_and_working_ones_are_not(db: Database) -> None:
+    ended, works = run(db, cents=10, start=NOW - 9 * HOUR, hours=8), run(db, cents=10, start=NOW - HOUR, over=False)
+    rows = [
+        {"attempt": ended.attempt, "nonce": "left-behind", "state": "active", "price_cents_per_hour": 250.0},
+        {"attempt": ended.attempt, "nonce": "returned", "state": "gone", "price_cents_per_hour": 250.0},
+        {"attempt": works.attempt, "nonce": "busy", "state": "active", "price_cents_per_hour": 250.0},
+    ]
+    with db.write() as conn:
+        for row in rows:
+            conn.execute(insert(tables.instances).values(target="lambda", created_at=NOW - 9 * HOUR, **row))
+        mine = update(tables.attempts).where(tables.attempts.c.id == ended.attempt)
+        conn.execute(mine.values(ended_at=NOW - 2 * HOUR))
+    (machine,) = spending.read(db, now=NOW).idle
+    assert (machine.name, machine.job_id, machine.cents) == ("left-behind", ended.id, 500)
+    assert "not given back" in machine.why
+
+
+def test_the_page(client: TestClient, db: Database) -> None:
+    assert "No costs yet" in client.get("/cost").text
+    client.app.state.kept = Kept()  # type: ignore[attr-defined]  # what it keeps for some seconds
+    run(db, cents=100, start=datetime.now(UTC) - 2 * HOUR, by="<b>ann</b>")
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "month", 50, at=NOW)
+    text = client.get("/cost").text
+    assert "$1.00" in text and "&lt;b&gt;ann&lt;/b&gt;" in text and "−$0.50" in text
+    assert 'href="/cost?project=research"' in text
+    client.app.state.ledgers.refresh()  # type: ignore[attr-defined]
+    assert "What the GPUs did for it" in client.get("/cost?month=all").text
+    assert client.get("/cost?month=2026-13").status_code == 422
+
+
+def test_a_caller_sees_the_costs_of_its_own_project(db: Database, tmp_path: Path) -> None:
+    run(db, cents=100, start=datetime.now(UTC) - 2 * HOUR, by="ann", project="lab")
+    run(db, cents=777, start=datetime.now(UTC) - 2 * HOUR, by="spy", project="victim")
+    app = create_app(db, tmp_path, reconcile=False, require_token=True)
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        client.app.state.ledgers.refresh()  # type: ignore[attr-defined]
+        token = issue(db, "lab-viewer", Role.VIEWER, "lab")
+        text = client.get("/cost?month=all", headers=token).text
+        assert "ann" in text and "spy" not in text and "victim" not in text and "$7.77" not in text
+        assert client.get("/cost?project=victim", headers=token).status_code == 403
+        assert client.get("/cost").status_code == 303, "nobody is asked to sign in"

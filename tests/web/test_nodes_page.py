@@ -1,0 +1,243 @@
+"""The page of nodes: the map, the history of a GPU by its serial number, drain and readmit by the rules of `remedy`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from pages import samples
+from report.test_hostile import HOSTILE
+from trainmaster import targets
+from trainmaster.cluster.health import journal
+from trainmaster.core.events import Event
+from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.results import CheckResult, fail
+from trainmaster.core.roles import Role
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages import node_history, node_map
+from trainmaster.store import audit, jobs
+from trainmaster.store.database import Database
+from trainmaster.targets.slurm.drain import SlurmScheduler
+from trainmaster.web.app import create_app
+from trainmaster.web.kept import Kept
+from web.conftest import BASE, LOCAL
+from web.furnished import issue
+
+
+def checks(serials: Sequence[str], *, bad: str = "", reason: str = "2 uncorrectable ECC errors") -> Iterator[Event]:
+    """A pre-flight of a node with these GPUs; the one with the serial number `bad` fails."""
+    model = [
+        {"verdict": "pass", "reason": "H100", "device": f"gpu{n}", "values": {"serial": serial, "model": "H100"}}
+        for n, serial in enumerate(serials)
+    ]
+    ecc = [
+        {"verdict": "fail" if serial == bad else "pass", "reason": reason if serial == bad else "none",
+         "action": "replace it", "device": f"gpu{n}", "values": {}}
+        for n, serial in enumerate(serials)
+    ]  # fmt: skip
+    yield Event(phase="PREFLIGHT", event="start", data={"planned": ["gpu_model", "gpu_ecc"]})
+    for name, findings in (("gpu_model", model), ("gpu_ecc", ecc)):
+        verdict = "fail" if any(each["verdict"] == "fail" for each in findings) else "pass"
+        data = {"check": name, "verdict": verdict, "took_s": 0.1, "findings": findings}
+        yield Event(phase="PREFLIGHT", event="check", data=data)
+
+
+def run(
+    db: Database, node: str, events: Iterable[Event], *, over: bool = True, at: datetime = samples.T0, **changes: Any
+) -> samples.Story:
+    """A job of one node with this pre-flight."""
+    story = samples.Story(db, samples.spec(**{"target": "slurm", **changes}), at=at).start()
+    start = Event(phase="PROJECT", event="start", data={"attempt": story.attempt, "host": node, "version": "0"})
+    story.tell([start, *events])
+    return story.end_attempt().finish(Status.COMPLETED) if over else story.move(Stage.RUNNING)
+
+
+def cluster(db: Database, nodes: int = 3) -> samples.Story:
+    """Nodes of one Slurm cluster; the second GPU of node-00 has failed. The job that found it."""
+    for number in range(1, nodes):
+        run(db, f"node-{number:02}", checks([f"16520000{number:02}01", f"16520000{number:02}02"]))
+    return run(db, "node-00", checks(["1652000000001", "1652000000002"], bad="1652000000002"))
+
+
+class Scontrol:
+    """An scontrol that knows the nodes of a cluster by name."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+        self.commands: list[str] = []
+
+    async def __call__(self, command: Sequence[str]) -> str:
+        self.commands.append(" ".join(command))
+        if command[1] == "update":
+            node, state = command[2].partition("=")[2], command[3].partition("=")[2]
+            if state == "drain":
+                self.reasons[node] = command[4].partition("=")[2]
+            else:
+                self.reasons.pop(node, None)
+            return ""
+        names = [command[3]] if command[3] != "--oneliner" else sorted(self.reasons)
+        return "\n".join(map(self._line, names))
+
+    def _line(self, node: str) -> str:
+        reason = self.reasons.get(node)
+        state = f"IDLE+DRAIN Reason={reason}" if reason else "IDLE ThreadsPerCore=1"
+        return f"NodeName={node} Arch=x86_64 State={state}"
+
+
+@pytest.fixture
+def scontrol(monkeypatch: pytest.MonkeyPatch) -> Scontrol:
+    scheduler, scontrol = SlurmScheduler(), Scontrol()
+    scheduler.run = scontrol
+    monkeypatch.setattr(targets, "load_scheduler", lambda _word: scheduler)
+    return scontrol
+
+
+def test_the_map_has_every_machine_the_worst_first(client: TestClient, db: Database) -> None:
+    assert "No nodes yet" in client.get("/nodes").text
+    client.app.state.kept = Kept()  # type: ignore[attr-defined]  # what it keeps for some seconds
+    cluster(db)
+    held = run(db, "node-01", checks(["165200000101"]), over=False, name="holds-it")
+    text = client.get("/nodes").text
+    assert re.findall(r'class="node-name"[^>]*>([^<]+)<', text) == ["node-00", "node-01", "node-02"]
+    assert "gpu1 · gpu_ecc: 2 uncorrectable ECC errors" in text
+    assert f'used by <a href="/jobs/{held.id}">holds-it</a>' in text
+    assert 'href="/nodes/one?gpu=serial%3A1652000000002"' in text
+    assert re.findall(r'class="node-name"[^>]*>([^<]+)<', client.get("/nodes?state=bad").text) == ["node-00"]
+    assert re.findall(r'class="node-name"[^>]*>([^<]+)<', client.get("/nodes?find=-02").text) == ["node-02"]
+    assert "1–2 of 3" in client.get("/nodes?limit=2").text
+    assert "<html" not in client.get("/nodes?part=1").text
+
+
+def test_a_machine_without_a_check_is_not_a_pass(db: Database) -> None:
+    story = samples.Story(db)
+    with db.write() as conn:
+        jobs_attempt = samples.attempts.insert_attempt(conn, story.id, 1, handle={"nodes": ["gpu-07"]}, at=samples.T0)
+    assert jobs_attempt
+    (node,) = node_map.read(db).nodes
+    assert (node.node, node.verdict, [use.job_id for use in node.used_by]) == ("gpu-07", None, [story.id])
+
+
+def test_a_gpu_is_followed_by_its_serial_number(client: TestClient, db: Database) -> None:
+    cluster(db, nodes=2)
+    run(db, "node-01", checks(["1652000000002"]), at=samples.T0 + timedelta(days=1))  # put into another node
+    page = node_history.read(db, gpu="1652000000002")
+    assert [(line.node, line.verdict.value) for line in page.lines] == [("node-01", "pass"), ("node-00", "fail")]
+    assert (page.runs, page.failed) == (2, 1)
+    text = client.get("/nodes/one?gpu=serial:1652000000002").text
+    assert "Failed in 1 of 2 runs" in text and "node-00, node-01" in text.replace(
+        "node-01, node-00", "node-00, node-01"
+    )
+    assert "Failed in 1 of 1 run" in client.get("/nodes/one?node=node-00").text
+    assert client.get("/nodes/one?gpu=165200000000").status_code == 404, "a part of a serial number is no GPU"
+    assert client.get("/nodes/one").headers["location"] == "/nodes"
+
+
+def test_the_operators_own_checks_are_on_the_map_of_the_server_only(
+    client: TestClient, db: Database, tmp_path: Path
+) -> None:
+    finding = fail("down", action="reseat", device="gpu0", serial="9990001112223")
+    node = NodeHealth(
+        node="bare-1", level=1, planned=("gpu_nvlink",),
+        results=(CheckResult(check="gpu_nvlink", findings=(finding,), took_s=0.1),),
+    )  # fmt: skip
+    health = ClusterHealth(asked=("bare-1",), nodes=(node,), started_at="2026-03-02T10:00:00+00:00")
+    journal.record(tmp_path, health)
+    assert "bare-1" in client.get("/nodes").text
+    assert "down" in client.get("/nodes/one?gpu=serial:9990001112223").text
+    of_lab = issue(db, "lab-user", Role.ADMIN, "lab")
+    assert "bare-1" not in client.get("/nodes", headers=of_lab).text
+    assert client.get("/nodes/one?node=bare-1", headers=of_lab).status_code == 404
+
+
+def test_drain_asks_first_and_acts_by_the_rules_of_remedy(
+    client: TestClient, db: Database, scontrol: Scontrol, tmp_path: Path
+) -> None:
+    cluster(db)
+    asked = client.get("/nodes/drain?node=node-00").text
+    assert "scontrol update nodename=node-00 state=drain" in asked and scontrol.commands == []
+    assert client.post("/nodes/drain", data={"node": "node-00"}).headers["location"] == "/nodes/one?node=node-00"
+    assert scontrol.reasons == {"node-00": "trainmaster: gpu_ecc gpu1: 2 uncorrectable ECC errors"}
+    assert [row["did"] for row in journal.read(tmp_path / journal.REMEDIES)] == ["drain"]
+    (entry,) = audit.list_audit(db, subject="node:node-00")
+    assert (entry.action, entry.detail and entry.detail["fault"]) == ("node.drain", None)
+    assert "drained" in client.get("/nodes?state=out").text
+    again = client.post("/nodes/drain", data={"node": "node-00"})
+    assert again.status_code == 409 and "already drained" in again.text
+    fine = client.post("/nodes/drain", data={"node": "node-01"})
+    assert fine.status_code == 409 and "found no fault" in fine.text
+    unknown = client.get("/nodes/drain?node=node-99").text
+    assert "no evidence" in unknown and "trainmaster check --on" in unknown
+
+
+def test_drain_keeps_the_limit(client: TestClient, db: Database, scontrol: Scontrol) -> None:
+    for number in range(12):
+        run(db, f"node-{number:02}", checks([f"16520000{number:02}01"], bad=f"16520000{number:02}01"))
+    refused = client.post("/nodes/drain", data={"node": "node-03"})
+    assert refused.status_code == 409 and "the limit is 1" in refused.text and 'name="most"' in refused.text
+    assert scontrol.commands == []
+    assert client.post("/nodes/drain", data={"node": "node-03", "most": "12"}).status_code == 303
+    assert list(scontrol.reasons) == ["node-03"], "the one that was asked for, and no other"
+    assert client.post("/nodes/drain", data={"node": "node-03", "most": "-1"}).status_code == 422
+
+
+def test_a_node_comes_back_only_by_a_newer_check_that_measured_again(
+    client: TestClient, db: Database, scontrol: Scontrol, tmp_path: Path
+) -> None:
+    cluster(db)
+    client.post("/nodes/drain", data={"node": "node-00"})
+    stays = client.get("/nodes/readmit?node=node-00").text
+    assert "before the drain" in stays and "trainmaster readmit" in stays
+    assert client.post("/nodes/readmit", data={"node": "node-00"}).status_code == 409
+    since = journal.read(tmp_path / journal.REMEDIES)[0]["at"]
+    later = datetime.fromisoformat(since) + timedelta(hours=1)
+    half = [event for event in checks(["1652000000001"]) if event.data.get("check") != "gpu_ecc"]
+    run(db, "node-00", half, at=later)
+    assert "not measured: gpu_ecc" in client.get("/nodes/readmit?node=node-00").text
+    run(db, "node-00", checks(["1652000000001", "1652000000009"]), at=later)
+    assert "scontrol update nodename=node-00 state=resume" in client.get("/nodes/readmit?node=node-00").text
+    assert client.post("/nodes/readmit", data={"node": "node-00"}).status_code == 303
+    assert scontrol.reasons == {}
+    assert [entry.action for entry in audit.list_audit(db, subject="node:node-00")] == ["node.readmit", "node.drain"]
+    assert "not drained by Trainmaster" in client.get("/nodes/readmit?node=node-00").text
+
+
+def test_a_target_that_cannot_drain_says_what_to_do(client: TestClient, db: Database) -> None:
+    run(db, "box-1", checks(["1652000000001"], bad="1652000000001"), target="ssh:hosts.yaml")
+    text = client.get("/nodes/drain?node=box-1").text
+    assert targets.traits("ssh").alternative("remedy") in text.replace("&#39;", "'").replace("&#34;", '"')
+    assert 'method="post" action="/nodes/drain"' not in text
+
+
+def test_only_an_admin_of_the_server_drains(db: Database, tmp_path: Path, scontrol: Scontrol) -> None:
+    cluster(db)
+    app = create_app(db, tmp_path, reconcile=False, require_token=True)
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        for role, project in ((Role.VIEWER, None), (Role.USER, None), (Role.ADMIN, "research")):
+            token = issue(db, f"t-{role}-{project}", role, project)
+            assert "node-00" in client.get("/nodes", headers=token).text
+            assert 'id="drain"' not in client.get("/nodes/one?node=node-00", headers=token).text
+            for path in ("/nodes/drain", "/nodes/readmit"):
+                assert client.get(f"{path}?node=node-00", headers=token).status_code == 403
+                assert client.post(path, headers=token, data={"node": "node-00"}).status_code == 403
+        other = issue(db, "other", Role.ADMIN, "other")
+        assert "No nodes yet" in client.get("/nodes", headers=other).text
+        assert client.get("/nodes/one?gpu=1652000000002", headers=other).status_code == 404
+        admin = issue(db, "operator", Role.ADMIN)
+        cross = client.post(
+            "/nodes/drain", headers={**admin, "origin": "https://evil.example"}, data={"node": "node-00"}
+        )
+        assert cross.status_code == 403 and scontrol.commands == []
+
+
+def test_hostile_names_are_text(client: TestClient, db: Database) -> None:
+    run(db, HOSTILE, checks(["1652000000001"], bad="1652000000001", reason=HOSTILE), name="x")
+    for path in ("/nodes", "/nodes/one", "/nodes/drain"):
+        text = client.get(path, params={"node": HOSTILE}).text
+        assert "<script>alert" not in text and "<img" not in text, path
+    assert jobs.list_jobs(db)

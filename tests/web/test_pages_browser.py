@@ -1,0 +1,139 @@
+"""The dashboard in a real browser: every page at three widths in light and dark, axe, keys alone, zoom, a live log."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from pages import samples
+from trainmaster.core.events import Event
+from trainmaster.core.plan import rank_log
+from trainmaster.core.states import Stage
+from trainmaster.store.database import Database
+from trainmaster.web.app import create_app
+from web.furnished import keep, serving
+from web.test_run_tabs import FAILED, LOG
+
+RUN = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa', 'best-practice']})"
+
+
+@pytest.fixture
+def url(db: Database, tmp_path: Path, tab: Page) -> Iterator[str]:
+    with serving(create_app(db, tmp_path, reconcile=False)) as address:
+        yield address
+        tab.goto("about:blank")  # an open stream would keep the server
+
+
+def furnish(db: Database, home: Path) -> tuple[samples.Story, samples.Story]:
+    failed, resumed = samples.failed_run(db), samples.resumed(db)
+    keep(db, home, failed.id, {f"attempts/1/{rank_log(0)}": LOG, f"attempts/1/{rank_log(1)}": FAILED})
+    return failed, resumed
+
+
+def violations(tab: Page) -> list[str]:
+    """What axe says against the page, rule and place."""
+    if not tab.evaluate("'axe' in window"):
+        tab.evaluate(importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = tab.evaluate(f"{RUN}.then((r) => r.violations)")
+    return [f"{rule['id']}: {node['html'][:160]} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
+
+
+def test_every_page_at_every_width_is_whole_and_accessible(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("no axe: pip install axe-playwright-python")
+    failed, resumed = furnish(db, tmp_path)
+    pages = ["/", f"/jobs/{resumed.id}", f"/jobs/{failed.id}/logs?stream=rank-1.log", "/search?q=llama", "/search"]
+    tabs = [f"/jobs/{failed.id}/{name}" for name in ("events", "checkpoints", "preflight", "attempts", "cost", "files")]
+    wrong: dict[str, list[str]] = {}
+    for scheme, width, judged in (
+        ("light", 1280, [*pages, *tabs]),
+        ("dark", 360, pages[:3]),
+        ("dark", 2560, pages[:3]),
+    ):
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        for path in judged:
+            tab.goto(url + path)
+            if path == pages[1]:
+                expect(tab.locator("#curves[data-drawn=whole] canvas").first).to_be_visible()
+                expect(tab.locator("#strips[data-drawn] .row b")).to_have_text(["node-17"])
+            wide = tab.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide == 0, f"{path} is {wide} px wider than {width}"
+            if width < 2000 and (found := violations(tab)):
+                wrong[f"{path} {scheme} {width}"] = found
+    assert "\n".join(f"{page}: {rule}" for page, rules in wrong.items() for rule in rules) == ""
+
+
+def test_keys_alone_reach_everything(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    failed, resumed = furnish(db, tmp_path)
+    tab.goto(url)
+    tab.keyboard.press("?")
+    expect(tab.locator("#keys")).to_be_visible()
+    tab.keyboard.press("Escape")
+    expect(tab.locator("#keys")).to_be_hidden()
+    tab.keyboard.press("/")
+    tab.keyboard.type("out of memory")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#hits-failure")).to_be_visible()
+    tab.wait_for_load_state()  # keys are heard from then on
+    tab.keyboard.press("g")
+    tab.keyboard.press("r")
+    expect(tab.get_by_role("heading", name="Jobs")).to_be_visible()
+    tab.goto(f"{url}/jobs/{resumed.id}")
+    loss = tab.locator("#curves [data-metric=loss]")
+    expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()
+    loss.locator("canvas").focus()
+    tab.keyboard.press("ArrowRight")
+    expect(loss.locator(".readout")).to_contain_text("step 1 · attempt 1 · training 5.544")
+    tab.keyboard.press("+")
+    expect(tab.locator("#curves-whole")).to_be_visible()
+    tab.keyboard.press("0")
+    expect(tab.locator("#curves-whole")).to_be_hidden()
+    tab.goto(f"{url}/jobs/{failed.id}/logs")
+    tab.keyboard.press("e")
+    tab.wait_for_url("**/logs?**stream=rank-1.log&at=*")
+    expect(tab.locator(".line.chosen")).to_contain_text("Traceback (most recent call last)")
+
+
+def test_curves_zoom_and_hostile_names_and_numbers_are_only_drawn(tab: Page, db: Database, url: str) -> None:
+    odd = "<img src=x onerror=alert(1)>"
+    data = [
+        {"step": n, "loss": "NaN" if n == 7 else 2.0 + n % 3, odd: n, "__proto__x": 1e308, "": n} for n in range(1, 60)
+    ]
+    story = samples.Story(db, samples.spec(name="odd")).start().move(Stage.RUNNING)
+    story.tell(Event(phase="STEP", event="metrics", data=row) for row in data)
+    tab.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()
+    tab.locator("#curves .menu summary").click()
+    tab.locator("#curves-metrics label", has_text="onerror").click()
+    expect(tab.locator("#curves figure b", has_text=odd)).to_be_visible()
+    expect(tab.locator("#curves img")).to_have_count(0)
+    tab.locator("#curves .menu summary").click()
+    box = tab.locator("#curves [data-metric=loss] canvas").bounding_box()
+    assert box is not None
+    tab.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 60)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60, steps=4)
+    with tab.expect_response(lambda answer: "low=" in answer.url) as zoomed:
+        tab.mouse.up()
+    page = json.loads(zoomed.value.body())
+    assert 10 < len(page["segments"][0]["curves"]["loss"]) < 20
+    tab.locator("#curves-axis").select_option("time")
+    tab.locator("#curves-log").check()
+    expect(tab.locator("#curves-whole")).to_be_hidden()
+    strips = tab.locator("#strips[data-drawn]")
+    expect(strips.locator("output")).to_have_text(re.compile(r"from submission$"))  # one axis with the curves
+    strips.locator("canvas.bins").focus()
+    tab.keyboard.press("ArrowRight")
+    expect(strips.locator("output")).to_contain_text("queued")
+    with tab.expect_download() as picture:
+        tab.locator("#curves-png").click()
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")

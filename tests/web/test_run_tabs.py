@@ -1,0 +1,241 @@
+"""The page of a run, tab by tab, and its logs: what they show, to whom, and what hostile content does to them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pages import samples
+from report.test_hostile import HOSTILE, hostile_events
+from trainmaster.control.log_view import grep as log_grep
+from trainmaster.core.roles import Role
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.store.database import Database
+from trainmaster.web import ansi, beside, page_cache
+from trainmaster.web.sections.run import FINAL, TABS
+from web.furnished import NOBODY, issue, keep
+
+from .conftest import TestClient
+
+NAMES = [path for path, _ in TABS if path]
+LOG = b"".join(b"2026-03-01 12:%02d:%02d INFO step %d\n" % (i // 60, i % 60, i) for i in range(2000))
+FAILED = (
+    b"2026-03-01 12:00:05 \x1b[33mWARNING\x1b[0m slow shard\n\xff\xfe no text\n" + LOG
+    + b"Traceback (most recent call last):\n  File x\nRuntimeError: CUDA out of memory\n"
+)  # fmt: skip
+
+
+def held_back(started: list[Any]) -> SimpleNamespace:
+    """In place of `threading`: what a thread would do is put into a list."""
+    thread = lambda target, **_: SimpleNamespace(start=lambda: started.append(target))  # noqa: E731
+    return SimpleNamespace(Thread=thread, Lock=threading.Lock)
+
+
+@pytest.fixture
+def failed(db: Database, tmp_path: Path) -> samples.Story:
+    story = samples.failed_run(db)
+    keep(
+        db, tmp_path, story.id, {"attempts/1/rank-0.log": LOG, "attempts/1/rank-1.log": FAILED, "attempts/1/<b>": b"x"}
+    )
+    return story
+
+
+def test_every_tab_of_every_run_is_a_page(client: TestClient, db: Database, failed: samples.Story) -> None:
+    for story in (failed, samples.completed(db), samples.resumed(db), samples.failed_check(db), samples.pending(db)):
+        overview = client.get(f"/jobs/{story.id}")
+        assert overview.status_code == 200
+        assert all(f'href="/jobs/{story.id}/{name}"' in overview.text for name in NAMES)
+        for name in NAMES if story.spec.target == "local" else NAMES[1:]:  # no Slurm has this log
+            answer = client.get(f"/jobs/{story.id}/{name}")
+            assert answer.status_code == 200, name
+            assert f'id="tab-{name}" href="/jobs/{story.id}/{name}" aria-current="page"' in answer.text
+    assert client.get(f"/jobs/{failed.id}/nonsense").status_code == 404
+    assert "trainmaster check --on local" in client.get(f"/jobs/{samples.pending(db).id}/preflight").text
+
+
+def test_a_run_of_another_project_does_not_exist(client: TestClient, db: Database, failed: samples.Story) -> None:
+    stranger = issue(db, "eve", Role.ADMIN, project="other")
+    viewer = issue(db, "vic", Role.VIEWER, project="research")
+    more = ("curves.csv", "logs/follow", "logs/download?stream=rank-0.log", "logs/first-error", "part")
+    for name in (*NAMES, *more):
+        if name == "logs/first-error":
+            continue  # starts a search: test_search_…
+        assert client.get(f"/jobs/{failed.id}/{name}", headers=stranger).status_code == 404, name
+        assert client.get(f"/jobs/{NOBODY}/{name}").status_code == 404, name
+        assert client.get(f"/jobs/{failed.id}/{name}", headers=viewer).status_code == 200, name
+    assert 'id="rerun"' in client.get(f"/jobs/{failed.id}/logs").text
+    assert 'id="rerun"' not in client.get(f"/jobs/{failed.id}/logs", headers=viewer).text
+
+
+def test_hostile_text_is_text_on_every_tab(client: TestClient, db: Database, tmp_path: Path) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING).tell(hostile_events())
+    story.end_attempt(Reason.SCRIPT_FAILED, HOSTILE, evidence={"last_lines": [HOSTILE]})
+    story.finish(Status.FAILED, Reason.SCRIPT_FAILED, HOSTILE)
+    line = HOSTILE.encode(errors="replace").replace(b"\n", b" ") + b"\x1b]0;title\x07\x1b[31m<script>x</script>\n"
+    keep(db, tmp_path, story.id, {"attempts/1/rank-0.log": line, f"out/{HOSTILE[:80]}": b"x"})
+    query = {"find": "", "phase": HOSTILE, "after": HOSTILE}
+    for name in ("", *NAMES):
+        text = client.get(f"/jobs/{story.id}/{name}".rstrip("/"), params=query if name == "events" else {}).text
+        assert not re.search(r"<(img|script>x|svg onload)", text), name
+        assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_a_fault_of_32_devices_is_one_row_and_passes_are_folded(client: TestClient, db: Database) -> None:
+    findings = [
+        {"verdict": "fail", "reason": f"gpu{i}: ECC errors", "device": f"gpu{i}", "action": "replace it", "values": {}}
+        for i in range(32)
+    ]
+    story = samples.Story(db).start()
+    rows = list(samples.preflight())
+    rows[-1].data.update(check="ecc", findings=findings)  # type: ignore[attr-defined]
+    story.tell(rows).end_attempt(Reason.CHECK_FAILED, "ecc").finish(Status.FAILED, Reason.CHECK_FAILED, "ecc")
+    text = client.get(f"/jobs/{story.id}/preflight").text
+    assert text.count("replace it") == 1 and "(32)" in text
+    assert re.search(r'<details id="preflight-passed">', text)
+
+
+def test_a_long_run_opens_before_it_is_read(client: TestClient, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    story = samples.completed(db)
+    started: list[Any] = []
+    monkeypatch.setattr(page_cache, "_SMALL", 0)
+    monkeypatch.setattr(beside, "threading", held_back(started))
+    first = client.get(f"/jobs/{story.id}/part")
+    assert first.status_code == 200 and FINAL not in first.headers, "it must ask again"
+    assert "200 of 200 steps" in first.text and "4 saved" in client.get(f"/jobs/{story.id}/checkpoints").text
+    assert 'data-from="' in client.get(f"/jobs/{story.id}").text
+    assert len(started) == 1
+    started[0]()
+    assert client.get(f"/jobs/{story.id}/part").headers[FINAL] == "1"
+
+
+def test_curves_as_csv_have_every_step_and_no_formula(client: TestClient, db: Database) -> None:
+    story = samples.completed(db)
+    lines = client.get(f"/jobs/{story.id}/curves.csv").text.splitlines()
+    assert lines[0] == "attempt,time,kind,step,metric,value"
+    assert sum(",step," in line and ",loss," in line for line in lines) == 200
+    answer = client.get(f"/v1/training/jobs/{story.id}/curves", params={"metric": ["loss"], "points": 50}).json()
+    assert 40 < len(answer["segments"][0]["curves"]["loss"]) <= 52
+
+
+def lines_of(text: str) -> list[int]:
+    return [int(offset) for offset in re.findall(r'class="line [a-z]*" id="(?:[\w.-]+-)?L(\d+)"', text)]
+
+
+def test_a_log_is_paged_by_bytes_and_a_link_names_a_line(client: TestClient, failed: samples.Story) -> None:
+    where = f"/jobs/{failed.id}/logs?stream=rank-1.log"
+    end = client.get(where).text
+    shown = lines_of(end)
+    assert len(shown) == 400 and "CUDA out of memory" in end and 'class="line bad"' in end
+    earlier = lines_of(client.get(f"{where}&before={shown[0]}").text)
+    assert len(earlier) == 400 and earlier[-1] < shown[0]
+    assert FAILED[earlier[-1] : shown[0]].count(b"\n") == 1, "no line is missing between two pages"
+    at = FAILED.index(b"INFO step 1000") - len("2026-03-01 12:16:40 ")
+    middle = client.get(f"{where}&at={at}").text
+    assert at in lines_of(middle) and f'id="L{at}"' in middle and "step 1000" in middle
+    first = client.get(f"{where}&at=0").text
+    assert lines_of(first)[0] == 0 and '<span class="a-3">WARNING</span>' in first and "\ufffd no text" in first
+    assert lines_of(client.get(f"{where}&at=999999999").text) == []
+    merged = client.get(f"/jobs/{failed.id}/logs").text
+    assert 'class="from">rank-0<' in merged and 'class="from">rank-1<' in merged
+    whole = client.get(f"/jobs/{failed.id}/logs/download?stream=rank-1.log")
+    assert whole.content == FAILED and "attachment" in whole.headers["content-disposition"]
+    assert client.get(f"/jobs/{failed.id}/logs/download?stream=../../x").status_code == 404
+
+
+@pytest.mark.spawns
+def test_search_in_a_log_is_bounded_and_finds_the_first_error(client: TestClient, failed: samples.Story) -> None:
+    def found(**query: str) -> str:
+        return client.get(f"/jobs/{failed.id}/logs", params=query).text
+
+    assert len(lines_of(found(stream="rank-1.log", find=r"step 19\d\d$"))) == 100
+    assert len(lines_of(found(find="CUDA OUT of"))) == 1
+    assert lines_of(found(find="CUDA OUT of", case="true")) == []
+    assert len(lines_of(found(stream="rank-1.log", level="error"))) == 2
+    many = found(stream="rank-0.log", find="INFO")
+    (following,) = re.findall(r'id="search-on" href="[^"]*skip=(\d+)"', many)
+    assert lines_of(found(stream="rank-0.log", find="INFO", skip=following))[0] == int(following)
+    assert "Not searched: missing )" in found(find="(")
+    assert "Not searched: the expression takes too long" in found(stream="rank-0.log", find=r"^(.|.)*(.|.)*[xy]$")
+    jump = client.get(f"/jobs/{failed.id}/logs/first-error")
+    at = FAILED.index(b"Traceback")
+    assert jump.status_code == 303 and jump.headers["location"].endswith(f"stream=rank-1.log&at={at}#L{at}")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "literal"),
+    [
+        ("CUDA out of (memory|disk)", b"CUDA out of "),
+        (r"\d+ steps", b" steps"),
+        ("a|b", b""),
+        ("(ab)*cd", b"cd"),
+        (".", b""),
+        ("(?i)error", b""),
+        (r"caf\xe9 au", b"caf"),
+        ("café au", b"caf"),
+    ],
+)
+def test_the_text_that_every_match_has(pattern: str, literal: bytes) -> None:
+    assert log_grep.find_literal(pattern) == literal
+
+
+def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(log_grep, "_BLOCK", 64)
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"line %d needle\n" % i for i in range(50)) + b"x" * 500 + b" needle")
+    for pattern in ("needle", "n.?edle"):
+        with path.open("rb") as log:
+            request = {"offset": 0, "limit": 1000, "ignore_case": False}
+            expression, literal = re.compile(pattern.encode(), re.MULTILINE), log_grep.find_literal(pattern)
+            answers = list(log_grep.search(log, expression, literal, request, until=float("inf")))
+        assert answers[-1] == {"next": path.stat().st_size, "done": True}
+        assert len(answers) - 1 >= 51 and len({answer.get("at") for answer in answers}) == len(answers)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"), [("(?i)ERROR", [0]), ("caf[é] ", [6]), ("CAFÉ", []), (r"\xff", [17]), ("é au.*\\d", [6])]
+)
+def test_flags_and_letters_beyond_ascii_are_found(pattern: str, found: list[int]) -> None:
+    log = io.BytesIO("error\ncafé au 1\n".encode() + b"\xff\n")
+    request = {"pattern": pattern, "offset": 0, "limit": 9, "ignore_case": False}
+    bare = re.compile(pattern.encode() if pattern.isascii() else b"", re.MULTILINE)
+    words = None if pattern.isascii() else re.compile(pattern)
+    answers = log_grep.search(log, bare, log_grep.find_literal(pattern), request, words=words, until=float("inf"))
+    assert [answer["at"] for answer in answers if "at" in answer] == found
+
+
+@pytest.mark.parametrize(("pattern", "words"), [("needle", False), ("ne+dle", False), ("nädel|needle", True)])
+def test_a_long_line_is_searched_to_its_end(pattern: str, words: bool) -> None:
+    line = b"2026-03-01 ERROR tensor " + b"7 " * 50_000 + b"needle " + b"8 " * 9000
+    log = io.BytesIO(b"short\n" + line + b"\n")
+    request = {"offset": 0, "limit": 9, "ignore_case": False}
+    text = re.compile(pattern) if words else None
+    bare = re.compile(b"" if words else pattern.encode(), re.MULTILINE)
+    literal = log_grep.find_literal(pattern)
+    found, end = log_grep.search(log, bare, literal, request, words=text, until=float("inf"))
+    assert found["at"] == 6 and end["done"]
+    assert found["text"].startswith("2026-03-01 ERROR tensor 7") and " … " in found["text"]
+    assert "needle" in found["text"][:2000] and len(found["text"]) < 9000, "the head of the line, and the match"
+
+
+def test_colours_are_classes_and_other_escapes_go() -> None:
+    assert str(ansi.render("\x1b[1;31mred\x1b[0m plain")) == '<span class="a-bold a-1">red</span> plain'
+    assert str(ansi.render("a\x1b[2K\x1b]0;t\x07\x1b[Hb\x1b(B")) == "ab"
+    assert str(ansi.render("\x1b[38;5;1mx\x1b[38;2;1;2;3my\x1b[39mz")) == '<span class="a-1">x</span>yz'
+    assert str(ansi.render("10%\r50%\r100%\r\n")) == "100%"
+    assert str(ansi.render('\x1b[31m<b onclick="x">')) == '<span class="a-1">&lt;b onclick=&#34;x&#34;&gt;</span>'
+    assert str(ansi.render("y" * 5000)).endswith("the line goes on</span>")
+
+
+def test_following_sends_new_lines_and_ends_with_the_attempt(client: TestClient, failed: samples.Story) -> None:
+    place = json.dumps({"rank-1.log": len(FAILED) - 35})
+    text = client.get(f"/jobs/{failed.id}/logs/follow", params={"stream": "rank-1.log", "offsets": place}).text
+    (news,) = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith('data: {"html')]
+    assert news["offsets"] == {"rank-1.log": len(FAILED)} and "CUDA out of memory" in news["html"]
+    assert text.endswith("event: end\ndata: {}\n\n")

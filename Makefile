@@ -10,8 +10,8 @@ SAMPLE  ?= $(shell date -u +%F)
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo serve clean test checked quick parallel alone affected test-both lint types kubernetes system-packages \
-	matrices properties fuzz api-fuzz chaos chaos-control chaos-lambda hostile tenant secrets rank-kills owner-kills outages \
+.PHONY: help demo serve clean test checked tested collected quick parallel alone affected test-both lint types kubernetes system-packages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue queue-traces hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
 help: ## this list
@@ -20,12 +20,20 @@ help: ## this list
 demo: $(VENV)/.run ## check this machine, train a small model on it, write the report
 	$(BIN)/trainmaster demo
 
-test: checked alone parallel ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
+test: checked alone tested ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
 
-# Beside lint and types the Kubernetes programs are built, where they are not there: with root a fresh machine tests what
-# every other does. The script ends with 3 where they cannot be built; it has said so, and their tests are skipped.
+# Beside lint the Kubernetes programs are built, where they are not there: with root a fresh machine tests what every
+# other does. The script ends with 3 where they cannot be built; it has said so, and their tests are skipped.
 checked:
-	@$(MAKE) --no-print-directory -j 3 lint types kubernetes
+	@$(MAKE) --no-print-directory -j 3 lint kubernetes collected
+
+# mypy has work for one core: beside the tests it costs half of its time.
+tested:
+	@$(MAKE) --no-print-directory -j 2 types parallel
+
+# Once for all: each worker would compile every test file by itself.
+collected: $(VENV)/.dev
+	@$(BIN)/pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
 
 kubernetes: system-packages
 	@sh tools/build-kubernetes.sh || [ $$? = 3 ]
@@ -38,19 +46,20 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
-	$(BIN)/pytest -n 2 --dist loadfile -p no:schemathesis -p no:playwright -m "not spawns and not slow and not alone"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
-	$(BIN)/pytest -rs -m alone
+	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -m alone
 
 affected: $(VENV)/.dev ## the tests whose imports reach a file that differs from main; BASE=HEAD~1 compares with another commit
 	@$(BIN)/python tools/affected.py $(or $(BASE),main) -n $(WORKERS) --dist loadfile
 
 matrices: $(VENV)/.dev ## every case of the tests of which `make test` draws some
 	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile -m "matrix and not alone"
+	$(BIN)/pytest -rs -m "matrix and alone"
 
 properties: $(VENV)/.dev ## the property tests with new random cases, 1,000 each where a test states no number
 	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not alone" --hypothesis-profile=search
@@ -68,8 +77,26 @@ chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect
 	TRAINMASTER_CRASH_POINTS_EVERY=1 $(BIN)/pytest tests/control/test_crash_points.py
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
 
+chaos-recovery: $(VENV)/.dev ## 50 seeded SIGKILL and SIGSTOP of ranks, agents, launchers and the store's host on 2 nodes of this machine; ARGS='--kills 5 --seed 7'
+	PYTHONPATH=tests:src $(BIN)/python -m agent.recovery_chaos $(ARGS)
+
 chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every fault, the server killed every few seconds; ARGS='--jobs 20 --seed 7'
 	PYTHONPATH=tests $(BIN)/python -m control.rented_chaos $(ARGS)
+
+drill-matrix: $(VENV)/.dev ## eight planted bugs of the resume in three trainers with three seeds each, and 21 healthy runs; ARGS='--trainer lightning --bug data'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[recipes]'
+	PYTHONPATH=tests $(BIN)/python -m drill.matrix $(ARGS)
+
+who-resumes: $(VENV)/.dev ## drill trainers of others with their documented settings; writes docs/who-resumes/ and docs/WHO_RESUMES.md
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[recipes]'
+	PYTHONPATH=tests $(BIN)/python -m drill.who_resumes $(ARGS)
+	$(BIN)/python tools/write_who_resumes.py
+
+chaos-queue: $(VENV)/.dev ## 20 jobs with priorities, gangs and preemption on 4 GPUs of a stand-in, the reconciler killed every few seconds; ARGS='--jobs 50 --seed 7'
+	PYTHONPATH=tests $(BIN)/python -m control.queue_chaos $(ARGS)
+
+queue-traces: $(VENV)/.dev ## 2,000 seeded traces of our own queue in simulated time, judged by a brute-force model; ARGS='--traces 100 --seed 7'
+	PYTHONPATH=tests $(BIN)/python -m queueing.traces $(ARGS)
 
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)

@@ -78,8 +78,8 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {
             **os.environ,
-            # A thread of OpenBLAS in the server would make the fork unsafe.
-            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+            # A thread of OpenBLAS, or of pyarrow's allocator, in the server would make the fork unsafe.
+            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false",
         }  # fmt: skip
         with theirs:
             self._process = subprocess.Popen(

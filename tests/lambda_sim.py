@@ -75,14 +75,14 @@ def drive(
 
     async def go() -> list[JobRow]:
         stop = asyncio.Event()
-        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.1))
         try:
             while True:
                 now = [found for job in jobs if (found := find_job(db, job.id)) is not None]
                 if until() if until is not None else all(job.status.final for job in now):
                     return now
                 also()
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.05)
         finally:
             stop.set()
             await loop

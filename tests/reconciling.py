@@ -12,11 +12,13 @@ from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.rows import JobRow
 
+_TICK_S = 0.1  # a look at every job and target costs milliseconds of a processor, of which the job has need too
+
 
 @contextlib.asynccontextmanager
 async def running(db: Database, home: Path) -> AsyncIterator[None]:
     stop = asyncio.Event()
-    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=_TICK_S))
     try:
         yield
     finally:
@@ -35,6 +37,6 @@ def drive(db: Database, home: Path, job: JobRow, also: Callable[[JobRow], None] 
                 if now.status.final:
                     return now
                 also(now)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(_TICK_S)
 
     return asyncio.run(go())

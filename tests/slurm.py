@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,19 @@ class Cluster:
         if (process := self.running.pop(name, None)) is not None:
             process.kill()
             process.wait(timeout=10)
+        began = int(time.time())
         self.start_node(name, limits=limits)
         try:
-            self.wait(lambda: self._is_up(name))
+            self.wait(lambda: self._has_registered(name, since=began) and self._is_up(name))
         except AssertionError:
             raise AssertionError(self.call("scontrol", "show", "node", name)) from None
+
+    def _has_registered(self, name: str, *, since: float) -> bool:
+        """Whether slurmctld knows this slurmd: until then it shows the node as the one before left it."""
+        shown = self.call("scontrol", "show", "node", name)
+        started = re.search(r"SlurmdStartTime=(\d\S+)", shown)
+        known = started is not None and datetime.fromisoformat(started[1]).timestamp() >= since
+        return known and "NOT_RESPONDING" not in shown
 
     def _is_up(self, name: str) -> bool:
         state = self.node_state(name)

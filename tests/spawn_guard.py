@@ -25,7 +25,7 @@ _STARTERS = re.compile(
     re.MULTILINE,
 )
 _MODULE_MARK = re.compile(r"^pytestmark = pytest\.mark\.(\w+)$", re.MULTILINE)
-_LEFT_OUT = re.compile(r"\bnot (\w+)")
+_WRITTEN = frozenset({"alone", "matrix"})  # marks that no plugin sets: a file that does not name them has none
 _IMPORTED = re.compile(r"^\s*(?:from ([\w.]+) import|import ([\w.]+))", re.MULTILINE)
 
 _EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"})
@@ -54,8 +54,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave a file unread whose every test is left out: most of the time of `make quick` went into their imports."""
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    left_out = set(_LEFT_OUT.findall(config.option.markexpr)) if " or " not in config.option.markexpr else set()
-    return True if left_out & _marks(collection_path) else None
+    words = config.option.markexpr.split(" and ") if " or " not in config.option.markexpr else []
+    missing = [word for word in words if word in _WRITTEN and f"mark.{word}" not in collection_path.read_text()]
+    left_out = {word.removeprefix("not ") for word in words if word.startswith("not ")}
+    return True if missing or left_out & _marks(collection_path) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli.main import build as build_cli
+from trainmaster.core.config.sweep import is_sweep, parse_sweep
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
@@ -41,11 +42,16 @@ def test_the_table_of_checks_is_what_the_checks_state() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_check_table.py"), "--check"], check=True)
 
 
+@pytest.mark.spawns
+def test_the_page_of_who_resumes_is_what_its_evidence_says() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "write_who_resumes.py"), "--check"], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
     document = yaml_file.load(path)
     if "name" in document.value:
-        assert document.read(parse_spec).name
+        assert document.read(parse_sweep if is_sweep(document.value) else parse_spec).name
     else:
         assert document.read(lambda value: build(TrainConfig, value)).steps
 
@@ -69,7 +75,9 @@ def test_every_command_of_the_readme_and_the_guides_is_one_the_command_line_take
         while hasattr(command, "get_command"):
             name, *words = words
             command = command.get_command(None, name)
-        command.make_context(command.name, words)  # it parses, runs nothing
+        context = command.make_context(command.name, words)  # it parses, runs nothing
+        if page.name == "script.md" and command.name == "fetch":
+            assert Path("..") in context.params["to"].parents, "the next submit uploads what lies beside the spec"
 
 
 def test_the_readme_compares_with_every_peer_of_the_benchmark() -> None:

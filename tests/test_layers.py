@@ -40,12 +40,13 @@ NODE_HALF = "core node checks models datasets train"
 ALL = frozenset(
     (
         "core node checks models datasets train bench estimate agent remote targets storage cluster sagemaker_job "
-        "drill store control pages report web sim client cli api documents"
+        "drill store control pages report web sim client cli api documents queueing"
     ).split()
 )
 
 TABLE = {
     "core": rule(),
+    "queueing": rule(),
     "documents": rule("core", "yaml"),
     "node": rule("core"),
     "checks": rule("core node"),
@@ -62,18 +63,22 @@ TABLE = {
     "agent": rule(NODE_HALF + " remote"),
     "storage": rule("core", third_lazy="obstore"),
     "targets": rule(
-        "core remote storage", third_lazy="asyncssh boto3 botocore httpx websockets yaml", ours_lazy="documents"
+        "core queueing remote storage",
+        third_lazy="asyncssh boto3 botocore httpx websockets yaml",
+        ours_lazy="documents",
     ),
     "cluster": rule("core node checks bench estimate remote targets storage", third_lazy="asyncssh"),
     "sagemaker_job": rule("core node checks bench storage cluster report"),
-    "store": rule("core api", "sqlalchemy alembic"),
-    "control": rule("core targets storage store api", third_lazy="httpx apprise yaml", ours_lazy="documents"),
+    "store": rule("core queueing api", "sqlalchemy alembic"),
+    "control": rule("core queueing targets storage store api", third_lazy="httpx apprise yaml", ours_lazy="documents"),
     "api": rule("core"),
-    "pages": rule("core store api targets"),
+    # The history of GPUs and the rules of remedy and readmit are one code, for the command line and the pages.
+    "pages": rule("core queueing store api targets", ours_lazy="cluster"),
     "report": rule("core checks store api pages", "jinja2 markupsafe"),
     "web": rule(
         "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
+        ours_lazy="cluster",
     ),
     "sim": rule("core remote targets", "fastapi", "xxhash"),
     "cli": rule("core api documents", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),

@@ -22,6 +22,14 @@ _USERS = {
     "nodes": re.compile(r"\bnodes: Cluster\b"),
     "kube": re.compile(r"\bkube: Kube\b|\bsettings_file\b"),
 }
+# Files of minutes: begun early, so that no worker is left alone with one at the end (docs/LOG.md has the seconds).
+LONG = (
+    "e2e/test_collective_ssh.py", "e2e/test_ssh_jobs.py", "deploy/test_sagemaker_scenarios.py",
+    "e2e/test_lambda_jobs.py", "e2e/test_demo.py", "e2e/test_killed_ranks.py", "bench/accept/test_accept_run.py",
+    "train/test_drill_verb.py", "train/test_verb.py", "e2e/test_container_jobs.py", "control/test_rented_chaos.py",
+    "control/test_kill_everywhere.py", "targets/test_target_contract.py", "agent/test_recovery.py",
+    "checks/test_emptied_answers.py",
+)  # fmt: skip
 _open: dict[str, contextlib.ExitStack] = {}
 
 
@@ -60,10 +68,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Groups | 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups first, then files that start processes: they take longest, no worker should be left alone with one."""
+    """Groups first, then the files of minutes, then others that start processes: the longest are begun first."""
     first = {item.path for item in items if item.get_closest_marker("spawns") is not None}
-    places = {group: place for place, group in enumerate(_USERS)}
-    items.sort(key=lambda item: (places.get(group_of(item.nodeid) or "", len(places)), item.path not in first))
+    groups = {group: place for place, group in enumerate(_USERS)}
+    files = {TESTS / file: place for place, file in enumerate(LONG)}
+
+    def place(item: pytest.Item) -> tuple[int, int, bool]:
+        group = groups.get(group_of(item.nodeid) or "", len(groups))
+        return group, files.get(item.path, len(files)), item.path not in first
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

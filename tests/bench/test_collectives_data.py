@@ -52,6 +52,7 @@ def exchange(name: str, world: int, salt: int) -> list[Operation]:
     return all_ranks
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("world", [2, 3, 8])
 def test_right_data_is_right_and_that_of_another_round_is_not(name: str, world: int) -> None:

@@ -20,8 +20,6 @@ from trainmaster.bench.collectives.progress import Progress, ProgressFile, Progr
 from trainmaster.bench.collectives.sweep import points
 from trainmaster.core.results import Overall
 
-pytestmark = pytest.mark.alone
-
 PLAN = points(Sweep(min_bytes=1024, max_bytes=4096), "gloo")
 SICK_RANK = (sys.executable, str(Path(__file__).with_name("sick_rank.py")))
 
@@ -41,6 +39,7 @@ def wait_for_points(boards: list[Path], count: int) -> list[dict[str, Any]]:
     raise AssertionError("the ranks never got there")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seed", [7])
 def test_one_killed_and_one_stopped_of_four_are_both_named(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -97,6 +96,8 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.matrix(one_in=2, of="sick ranks in place of real ones")
+@pytest.mark.alone  # healthy ranks answer within 3 s
 def test_a_stopped_rank_alone_is_named_when_the_timeout_is_over(tmp_path: Path) -> None:
     sweep = Sweep(
         backend="gloo", processes=2, collectives=("all_reduce",), min_bytes=1024, max_bytes=4096, timeout_s=3.0,
@@ -110,6 +111,8 @@ def test_a_stopped_rank_alone_is_named_when_the_timeout_is_over(tmp_path: Path) 
     assert not Path(f"/proc/{lost.pid}").exists()
 
 
+@pytest.mark.matrix(one_in=2, of="sick ranks in place of real ones")
+@pytest.mark.alone  # healthy ranks answer within 3 s
 def test_a_rank_that_never_enters_is_told_from_those_that_wait(tmp_path: Path) -> None:
     sweep = Sweep(
         backend="gloo", processes=3, collectives=("all_reduce",), min_bytes=3072, max_bytes=6144, timeout_s=3.0,

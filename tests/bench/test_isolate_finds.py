@@ -22,6 +22,7 @@ def named(said: Diagnosis) -> set[tuple[str, str]]:
     return {(suspect.kind, suspect.name) for suspect in said.suspects}
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ def test_256_nodes(fault: str, truth: set[tuple[str, str]], routes: bool, seed: 
     assert all(suspect.confidence > 0.99 and suspect.slow > 2 for suspect in said.suspects)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "truth"),

@@ -26,6 +26,7 @@ def candidates(said: Diagnosis) -> set[tuple[str, str]]:
     return {(suspect.kind, suspect.name) for group in said.candidates for suspect in group}
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_healthy_fabric_passes_and_nobody_is_named(seed: int) -> None:
     said = run(f"nodes=64,racks=8,spines=4,seed={seed}")
@@ -33,6 +34,7 @@ def test_a_healthy_fabric_passes_and_nobody_is_named(seed: int) -> None:
     assert not said.suspects and not said.candidates and not said.not_cleared
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words", ["glitch=0.01", "spread=0.03", "noise=0.1", "noise=0.2", "noise=0.4", "uplink_flows=2"]

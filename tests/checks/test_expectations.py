@@ -58,11 +58,13 @@ def test_the_machine_passes_while_nothing_is_stated(bare: Machine) -> None:
     assert overall(bare) in (Overall.PASS, Overall.WARN)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", LACKING)
 def test_stated_alone_it_does_not_pass(bare: Machine, name: str) -> None:
     assert overall(bare, **{name: LACKING[name]}) in (Overall.FAIL, Overall.INCOMPLETE)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", LACKING)
 def test_stated_alone_it_does_not_pass_at_level_1(bare: Machine, name: str) -> None:
     assert overall(bare, level=1, **{name: LACKING[name]}) in (Overall.FAIL, Overall.INCOMPLETE)

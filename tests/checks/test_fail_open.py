@@ -18,6 +18,7 @@ CASES = (*FIRST, *HIDDEN, *ALONE)
 PAGE = Path(__file__).parents[2] / "docs" / "how" / "checks.md"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_class_has_its_verdict(machine: Machine, case: Case) -> None:
     case.put(machine)

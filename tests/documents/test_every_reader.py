@@ -104,6 +104,7 @@ READERS = {
 }
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("document", DOCUMENTS)
 @pytest.mark.parametrize("reader", READERS)
 def test_a_hostile_file_is_one_clear_error(tmp_path: Path, reader: str, document: str) -> None:

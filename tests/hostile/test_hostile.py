@@ -10,6 +10,7 @@ from .misbehaviours import draw
 from .run import run
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.spawns
 @pytest.mark.alone
 @pytest.mark.timeout(600)

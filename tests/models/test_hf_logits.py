@@ -73,6 +73,7 @@ def difference(model: Decoder, other: PreTrainedModel) -> float:
     return float((model(TOKENS) - expected).abs().max())
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_after_import_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     other = theirs(name)
@@ -80,6 +81,7 @@ def test_logits_after_import_equal_those_of_transformers(name: str, tmp_path: Pa
     assert difference(ours(tmp_path), other) <= TOLERANCE
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-qwen2", "tiny-qwen3"])
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
 def test_transformers_reads_what_we_write(name: str, shard_bytes: int, tmp_path: Path) -> None:

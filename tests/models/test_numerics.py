@@ -71,6 +71,7 @@ def test_every_family_and_every_type_of_hf_has_a_tiny_preset() -> None:
     assert {model_type(shape(name)) for name in TINY} == every
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_logits_loss_and_gradients_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
@@ -99,6 +100,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name: str, tmp_pa
             torch.testing.assert_close(weight.grad, wanted, atol=1e-5, rtol=1e-3, msg=key)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_weights_from_hf_go_back_bit_for_bit(name: str, tmp_path: Path) -> None:

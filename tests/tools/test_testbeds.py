@@ -38,3 +38,7 @@ def test_every_group_has_tests_in_more_than_one_file() -> None:
     files = [path.relative_to(testbeds.TESTS.parent) for path in testbeds.TESTS.rglob("test_*.py")]
     groups = [testbeds.group_of(f"{file}::test_x") for file in files]
     assert groups.count("slurm") > 4 and groups.count("kube") > 4 and groups.count("nodes") > 1
+
+
+def test_the_files_that_are_begun_first_are_there() -> None:
+    assert [file for file in testbeds.LONG if not (testbeds.TESTS / file).is_file()] == []

@@ -42,6 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fashion_mnist", "imagenet"])
 def test_a_model_trains_on_files(data: Path, mode: str) -> None:
@@ -53,6 +54,7 @@ def test_a_model_trains_on_files(data: Path, mode: str) -> None:
     assert found.waited_s is not None
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize("mode", ["cifar10", "cifar100"])
 def test_batches_of_other_sets_fit_the_model_too(data: Path, mode: str) -> None:
     options = dataclasses.replace(OPTIONS, data_mode=mode)

@@ -67,7 +67,7 @@ LAUNCHERS = {
 NODES = {"pet": 2, "kubeflow": 2, "sagemaker": 2}
 
 
-@pytest.mark.matrix(one_in=3)
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_ranks_meet_under_every_launcher(programs: ForkServer, tmp_path: Path, launcher: str) -> None:
     port = free_ports(1)[0]
@@ -119,6 +119,7 @@ def _validate(document: Mapping[str, Any]) -> None:
     jsonschema.validate(document, json.loads(text))
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.alone
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_throughput_agrees_with_a_stopwatch(programs: ForkServer, tmp_path: Path, world: int) -> None:

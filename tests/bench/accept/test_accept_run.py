@@ -20,6 +20,7 @@ import torch
 
 from fork_server import ForkServer
 from trainmaster.bench.accept import rank, workload
+from trainmaster.bench.accept import step as steps
 from trainmaster.bench.accept.digest import digest, flip_bit
 from trainmaster.bench.accept.judge import judge
 from trainmaster.bench.accept.options import Fault, Options
@@ -53,6 +54,7 @@ def accept(folder: Path, words: str) -> tuple[int, dict[str, Any], list[tuple[fl
     return code, json.loads(out.read_text()), lines
 
 
+@pytest.mark.matrix(one_in=3, of="acceptance by processes of the verb")
 @pytest.mark.spawns
 def test_a_rank_that_hangs_is_named_and_not_those_that_waited(tmp_path: Path) -> None:
     """SIGSTOP: its process lives, and the others give up waiting."""
@@ -75,6 +77,7 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_waited(tmp_path: Path) ->
     assert finding["reason"].startswith("rank 1 hangs: rank ")
 
 
+@pytest.mark.matrix(one_in=3, of="acceptance by processes of the verb")
 @pytest.mark.spawns
 def test_data_that_cannot_be_had_accuses_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINMASTER_DATASETS_URL", "http://127.0.0.1:1/a mirror")
@@ -109,6 +112,7 @@ def test_operations_of_a_step_are_counted() -> None:
     assert workload.flops_per_sample(Options()) == pytest.approx(3 * 2 * 4.09e9, rel=0.01)
 
 
+@pytest.mark.matrix(one_in=3, of="acceptance by processes of the verb")
 @pytest.mark.spawns
 @pytest.mark.slow
 def test_two_ranks_train_and_the_fields_of_users_are_there(tmp_path: Path) -> None:
@@ -123,10 +127,11 @@ def test_two_ranks_train_and_the_fields_of_users_are_there(tmp_path: Path) -> No
     assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        ("slow:1:3", {("accept_stragglers", "rank1")}),
+        ("slow:1:12", {("accept_stragglers", "rank1")}),
         ("flip:2", {("accept_parameters", "rank2"), ("accept_gradients", "rank2")}),
     ],
 )
@@ -142,14 +147,44 @@ def test_a_fault_of_one_of_three_ranks_is_named(
     assert {pair for pair in accused(document) if pair[0] != "accept_stragglers"} <= named
 
 
-@pytest.mark.alone
-def test_a_rank_that_is_slower_by_30_percent_is_named(programs: ForkServer, tmp_path: Path) -> None:
-    words = f"{acceptance.TINY} --width 128 --sequence 64 --batch-size 16 --active-iterations 30 --inject slow:2:0.3"
-    environments = acceptance.torchrun(4, free_ports(1)[0])
-    _, document, _ = acceptance.accept(programs, tmp_path, words, environments)
-    assert {one["rank"] for one in document["stragglers"]} >= {2}, [one["alone_s"] for one in document["ranks"]]
+class SimulatedTime:
+    """Stands in place of the module `time` of a rank: a step takes 10 ms, and a sleep as long as it says."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
 
+@pytest.mark.parametrize(("share", "named"), [(0.3, {("accept_stragglers", "rank2")}), (0.04, set())])
+def test_a_rank_that_is_slower_by_30_percent_is_named_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, share: float, named: set[tuple[str, str]]
+) -> None:
+    """In simulated time: on busy cores other ranks are slower by as much. The processes: `slow:1:12` above."""
+    simulated, run_step = SimulatedTime(), Step.run
+
+    def take_10_ms(step: Step) -> None:
+        run_step(step)
+        simulated.sleep(0.01)
+
+    monkeypatch.setattr(Step, "run", take_10_ms)
+    monkeypatch.setattr(rank, "time", simulated)
+    monkeypatch.setattr(steps, "time", simulated)
+    records = []
+    for number in range(4):
+        fault = Fault(kind="slow", rank=0, share=share) if number == 2 else None
+        options = dataclasses.replace(SMALL, min_throughput=0.01, fault=fault)
+        (record,) = rank.run(options, ALONE, show=lambda _: None)
+        records.append(dataclasses.replace(record, rank=number))
+    checks = judge(options, records, flops=1)
+    assert {(one.check, each.device) for one in checks for each in one.findings if each.verdict == "fail"} == named
+
+
+@pytest.mark.matrix(one_in=3, of="acceptance by processes of the verb")
 @pytest.mark.spawns
 @pytest.mark.slow
 def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:

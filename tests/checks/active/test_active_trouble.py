@@ -219,6 +219,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _probe.Probed
     return {check: checks.load(check).read(RecordedHost(folder)) for check in ACTIVE}
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ACTIVE)
 @settings(max_examples=200, deadline=None)

@@ -70,6 +70,7 @@ def test_the_same_path_runs_on_cpus(ranks: int) -> None:
         assert found.values["ranks"] == ranks and found.values["busbw_gbps"] > 0
 
 
+@pytest.mark.matrix(one_in=2, of="the check nccl with processes")
 @pytest.mark.slow
 @pytest.mark.spawns
 def test_a_launchers_variables_do_not_make_it_a_rank_of_that_launcher() -> None:
@@ -79,6 +80,7 @@ def test_a_launchers_variables_do_not_make_it_a_rank_of_that_launcher() -> None:
     assert found.values["ranks"] == 2, found.reason
 
 
+@pytest.mark.matrix(one_in=2, of="the check nccl with processes")
 @pytest.mark.slow
 @pytest.mark.spawns
 def test_without_torch_it_is_an_error_with_the_command_that_mends_it(tmp_path: Path) -> None:
@@ -92,6 +94,7 @@ def test_without_torch_it_is_an_error_with_the_command_that_mends_it(tmp_path: P
     assert found.verdict is Verdict.ERROR and "[train]" in f"{found.reason} {found.action}"
 
 
+@pytest.mark.matrix(one_in=2, of="the check nccl with processes")
 @pytest.mark.slow
 @pytest.mark.spawns
 def test_no_gpu_for_nccl_is_an_error() -> None:

@@ -81,6 +81,7 @@ def test_the_checks_read_much_of_what_a_gpu_tells() -> None:
     assert len({leaf for _, leaf in PLACES}) > 50
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(("name", "leaf"), PLACES, ids=lambda word: word)
 def test_a_damaged_value_is_never_a_pass(name: str, leaf: str) -> None:
     assert {str(finding.verdict) for finding in judge(name, FIRST)} <= {"pass", "skip"}
@@ -102,6 +103,7 @@ def own_words(leaf: str) -> set[str]:
     return set().union(*(words for words in OWN if FIRST.leaves[leaf] in words), {FIRST.leaves[leaf]}, health)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(("name", "leaf"), PLACES, ids=lambda word: word)
 def test_a_word_of_another_field_is_never_a_pass(name: str, leaf: str) -> None:
     for word in (word for word in OTHERS if word not in own_words(leaf)):

@@ -31,6 +31,7 @@ def test_there_are_enough_of_them() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_found_and_named(node: Machine, fault: Fault) -> None:

@@ -21,6 +21,7 @@ def test_there_are_twenty_kinds() -> None:
     assert len(NODES) >= 20
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", NODES)
 def test_a_healthy_node_raises_no_alarm(machine: Machine, name: str) -> None:
     shape(machine, NODES[name])
@@ -85,6 +86,7 @@ def of_table(name: str) -> Node:
     )  # fmt: skip
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", gpus())
 def test_a_healthy_node_of_every_model_in_the_table_raises_no_alarm(machine: Machine, name: str) -> None:
     shape(machine, of_table(name))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone
-
 SCRIPT = """
 import ctypes, json, os, sys
 from trainmaster.checks.system import mounts

@@ -110,8 +110,8 @@ test-both: $(VENV)/.dev system-packages ## every test that uses a database on SQ
 secrets: $(VENV)/.dev ## 42 shapes of secrets in every field of the API; then rows, pages, files, logs and argv are searched
 	TRAINMASTER_SECRETS_WHOLE=1 $(BIN)/pytest -s tests/e2e/test_secret_matrix.py
 
-rank-kills: $(VENV)/.dev ## kill a rank at ten moments: under `attempts: 3` and under torchrun --max-restarts
-	TRAINMASTER_KILL_MOMENTS=10 $(BIN)/pytest tests/e2e/test_killed_ranks.py
+rank-kills: $(VENV)/.dev ## kill a rank at twelve moments: under `attempts: 3` and under torchrun --max-restarts
+	TRAINMASTER_KILL_MOMENTS=12 $(BIN)/pytest tests/e2e/test_killed_ranks.py
 
 owner-kills: $(VENV)/.dev system-packages ## kill commands, agents, torchrun and servers at 30 seeded moments, here and over SSH: nothing outlives its owner
 	TRAINMASTER_OWNER_KILLS=30 $(BIN)/pytest tests/e2e/test_owner_kills.py

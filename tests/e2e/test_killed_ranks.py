@@ -1,7 +1,7 @@
 """A rank is killed with SIGKILL at seeded moments: the run resumes each time, with the losses of an undisturbed run.
 
 As a job, in place and with `attempts: 3`, and under `torchrun --max-restarts`. TRAINMASTER_KILL_MOMENTS sets how many
-moments are drawn (`make rank-kills` draws ten, `make test` one); two of them strike one run.
+moments are drawn (`make rank-kills` draws twelve, `make test` one); two of them strike one run.
 """
 
 from __future__ import annotations

@@ -168,6 +168,7 @@ def answers(served: Served, client: Client, job_id: str) -> list[str]:
             place = path.format_map(
                 {
                     "uuid": job_id,
+                    "set_id": job_id,
                     "n": 1,
                     "step": 1,
                     "stream": stream,

@@ -13,8 +13,6 @@ TARGET_NAMES = frozenset(
     for path in (PACKAGE / "targets").iterdir()
     if not path.name.startswith("_") and (path.suffix == ".py" or path.is_dir())
 )
-# Files that still ask a target for its name or class; to become empty with the one way to nodes.
-STILL_BY_NAME = frozenset({"cli/_jobs/cluster_test.py"})
 
 
 def target_questions(source: str) -> list[int]:
@@ -53,9 +51,8 @@ def target_questions(source: str) -> list[int]:
 
 def test_no_file_outside_targets_asks_a_target_for_its_name() -> None:
     inside = {path: str(path.relative_to(PACKAGE)) for path in FILES if folder_of(path) != "targets"}
-    asking = {name for path, name in inside.items() if target_questions(SOURCES[path])}
-    assert asking - STILL_BY_NAME == set(), "ask targets.traits(word) instead"
-    assert STILL_BY_NAME - asking == set(), "these no longer do: take them off the list"
+    asking = {name: lines for path, name in inside.items() if (lines := target_questions(SOURCES[path]))}
+    assert asking == {}, "ask targets.traits(word) instead"
 
 
 @pytest.mark.parametrize(

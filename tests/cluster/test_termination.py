@@ -77,15 +77,14 @@ def test_a_second_sigterm_does_not_end_the_clean_up_of_a_verb(verb: str) -> None
 
 def test_a_cluster_test_is_cancelled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainmaster.cli._jobs import cluster_test
+    from trainmaster.targets import kubernetes
     from trainmaster.targets.kubernetes import kubeconfig, retrying
 
     class Nothing:
         def __init__(self, _access: object) -> None: ...
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(
-        cluster_test, "load_settings", lambda _: SimpleNamespace(kubeconfig="", context="", namespace="")
-    )
+    monkeypatch.setattr(kubernetes, "read_settings", lambda _: SimpleNamespace(kubeconfig="", context="", namespace=""))
     monkeypatch.setattr(kubeconfig, "load_access", lambda *_: None)
     monkeypatch.setattr(retrying, "RetryingClient", Nothing)
     ended: list[str] = []

@@ -14,7 +14,6 @@ from typing import Any
 from trainmaster.core import schema
 from trainmaster.core.results import CheckResult, Overall, Verdict, demand, judge_overall
 
-DRAIN_PREFIX = "trainmaster:"  # of every reason to drain a node that is ours; one with another reason is left alone
 _WORST = (Overall.FAIL, Overall.INCOMPLETE, Overall.WARN, Overall.PASS)
 
 

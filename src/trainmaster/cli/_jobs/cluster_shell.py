@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._jobs.cluster_test import JOB_NAME, load_settings
+from trainmaster.cli._jobs.cluster_test import JOB_NAME
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def shell(
       trainmaster cluster shell --on hyperpod:cluster.yaml --new -- ls /fsx/checkpoints
     """
     from trainmaster.cluster.pod_shell import SHELL, Choice
+    from trainmaster.targets.kubernetes import read_settings
 
     if sum(option is not None for option in (rank, node, pod)) > 1:
         raise UsageError("write one of --rank, --node and --pod")
@@ -73,7 +74,7 @@ def shell(
     screen = sys.stdin.isatty() and sys.stdout.isatty()
     if not words and not screen:
         raise UsageError("no terminal here: write the command after --, as in: -- nvidia-smi")
-    settings = load_settings(on)
+    settings = read_settings(on)
     place = _Place(
         job=job, choice=Choice(rank=rank, node=node, pod=pod), manifest=manifest, lasts_s=int(hours * _HOUR_S)
     )

@@ -19,7 +19,6 @@ from trainmaster.core.results import CheckResult, Overall, exit_code, judge_over
 
 if TYPE_CHECKING:
     from trainmaster.targets.kubernetes.client import Client
-    from trainmaster.targets.kubernetes.settings import Settings
 
 MANIFEST = Path("FSDP/kubernetes/fsdp-hpto.yaml")
 JOB_NAME = "llama3-1-8b-fsdp-hpto"
@@ -131,24 +130,14 @@ def test(
         _end(outcome.results, overall=outcome.overall, json=json)
 
 
-def load_settings(on: str) -> Settings:
-    """Settings of a Kubernetes target."""
-    from trainmaster import targets
-    from trainmaster.targets.kubernetes.target import Kubernetes
-
-    chosen = targets.load(on)
-    if not isinstance(chosen, Kubernetes):
-        raise UsageError(f"{on!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
-    return chosen.settings()
-
-
 class _Cluster:
     """The cluster of one command, and the job that it is about."""
 
     def __init__(self, *, job_name: str, manifest: Path, on: str) -> None:
         from trainmaster.cluster.hyperpod import clock
+        from trainmaster.targets.kubernetes import read_settings
 
-        self._settings, self._job_name, self._manifest = load_settings(on), job_name, manifest
+        self._settings, self._job_name, self._manifest = read_settings(on), job_name, manifest
         self._clock: clock.Clock = clock.WallClock()
 
     def call(self, work: Callable[[Client, str], Coroutine[Any, Any, Any]]) -> Any:

@@ -124,9 +124,10 @@ def rights(
     import asyncio
 
     from trainmaster import targets
+    from trainmaster.targets.kubernetes import read_settings
     from trainmaster.targets.kubernetes import rights as needed
 
-    settings = cluster_test.load_settings(target)
+    settings = read_settings(target)
     if manifest:
         _console.out.out(needed.render_role(settings, shell=shell), end="")
         return

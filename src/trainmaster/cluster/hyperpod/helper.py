@@ -25,8 +25,8 @@ from trainmaster.train.checkpoint import manifest
 path, deep = pathlib.Path(sys.argv[2]), sys.argv[3] == "deep"
 try:
     fault = manifest.find_fault(path, manifest.read(path).files, deep=deep) or ""
-except Exception as wrong:
-    fault = f"{type(wrong).__name__}: {wrong}"
+except Exception as error:
+    fault = f"{type(error).__name__}: {error}"
 print(json.dumps({"checkpoint": str(path), "fault": fault}))
 if path.parent.name == sys.argv[1]:
     shutil.rmtree(path.parent)

@@ -16,7 +16,6 @@ from typing import Any
 
 from trainmaster.core.errors import Fault
 
-BASE_PATH = "/api/v1"
 # Rate limits: stated in words in the description of the vendor's OpenAPI 1.10.0.
 REQUEST_INTERVAL_S = 1.0
 LAUNCH_INTERVAL_S = 12.0

@@ -54,6 +54,17 @@ def create(options: str, *, kind: Kind | None = None, user: str | None = None) -
     return Kubernetes(Path(options) if options else None, kind=kind, user=user)
 
 
+def read_settings(word: str) -> Settings:
+    """The settings of a target whose jobs are pods, by its word of `--on`."""
+    from trainmaster import targets
+    from trainmaster.targets.kubernetes.target import Kubernetes
+
+    target = targets.load(word)
+    if not isinstance(target, Kubernetes):
+        raise UsageError(f"{word!r} is no Kubernetes target; write kubernetes:FILE or hyperpod:FILE")
+    return target.settings()
+
+
 def runs_as(options: str, user: str | None) -> Account:
     """Namespace and service account of the pods."""
     settings = create(options, user=user).settings()

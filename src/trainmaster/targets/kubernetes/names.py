@@ -19,7 +19,6 @@ RESEND_ANNOTATION = "trainmaster/resend"  # of a pod: asks for lines again, `STR
 SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 # Set in the pods for agent/pod.py.
-NODE_RANK_VARIABLE = "JOB_COMPLETION_INDEX"  # set by the Job controller in indexed Jobs
 MASTER_PORT = 29500
 
 PLAN_FOLDER = "/trainmaster/plan"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,26 +11,13 @@ from typing import Any
 
 import pytest
 
-from fork_server import ForkServer
+from cli.conftest import Run
 from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine
 from trainmaster.api.run import EpochLoss, EvaluationResult, IterationPhase, IterationSummary
 from trainmaster.cli._views.follow import View
 from trainmaster.cli.jobs.show import _print_iteration
 from trainmaster.core.states import Stage, Status
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run(programs: ForkServer) -> Run:
-    """A verb, forked: a new interpreter would only import the same once more."""
-
-    def call(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "160", "NO_COLOR": "1"}
-        return programs.run("trainmaster", *words, env=env)
-
-    return call
 
 
 @pytest.mark.parametrize(("script", "code", "status"), [("print('Loss: 0.1')", 0, "completed"), ("1/0", 1, "failed")])

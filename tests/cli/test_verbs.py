@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from fork_server import ForkServer
+from cli.conftest import Run
 from trainmaster.cli.main import _ORDER, build, summary, verbs
 from trainmaster.core.errors import TrainmasterError
 
@@ -26,20 +25,6 @@ train:
   optimizer: { lr: 7 }
 limits: { grace_s: -1 }
 """
-
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def run(programs: ForkServer) -> Run:
-    """A verb, forked: a new interpreter would only import the same once more."""
-
-    def call(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-        env = {**os.environ, "TRAINMASTER_HOME": str(home), "COLUMNS": "200", "NO_COLOR": "1"}
-        return programs.run("trainmaster", *words, env=env)
-
-    return call
 
 
 @pytest.mark.parametrize("verb", verbs())

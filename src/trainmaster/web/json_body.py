@@ -1,14 +1,31 @@
-"""JSON of a request body, checked for values that no later layer could store or print."""
+"""Body of a request: its bytes, and its JSON, checked for values that no later layer could store or print."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
+
 from trainmaster.web.errors import Refused
 
 _MOST_DEEP = 64  # levels; a spec has six
 _LARGEST = 2**63  # integers of a database and of other languages
+
+
+async def read_bytes(request: Request) -> bytes:
+    """The whole body; Refused (413) where the guard or the caller has cut it."""
+    try:
+        return await request.body()
+    except ClientDisconnect as gone:
+        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
+
+
+async def read_spec(request: Request) -> Any:
+    """The JSON of a submission; Refused (415) where the caller does not call it JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "not_json", "send the spec as application/json")
+    return parse(await read_bytes(request))
 
 
 def parse(body: bytes) -> Any:

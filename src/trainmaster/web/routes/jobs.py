@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
@@ -74,14 +73,9 @@ async def submit_job(
 
     With `Idempotency-Key` a retry is safe: the same spec returns the same job (200), another spec 409.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "not_json", "send the spec as application/json")
-    try:
-        body = await request.body()
-    except ClientDisconnect as gone:
-        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
+    document = await json_body.read_spec(request)
     with dependencies.creating():
-        spec = parse_spec(json_body.parse(body))
+        spec = parse_spec(document)
         if who.project is not None and spec.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
             spec = replace(spec, project=who.project)
         need(who, Role.USER, project=spec.project)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster.api.sets import SetPage, SetsPage
@@ -20,7 +19,7 @@ from trainmaster.core.spec import DEFAULT_PROJECT
 from trainmaster.pages import sets
 from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import Caller, need
-from trainmaster.web.errors import Refused, not_found
+from trainmaster.web.errors import not_found
 from trainmaster.web.openapi import SET_BODY
 from trainmaster.web.routes import group, reply
 
@@ -53,13 +52,7 @@ def list_sets(
 @router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
 async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
     """Submit a spec with `matrix`, as JSON. All its trials are checked; they become jobs as their turn comes."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "not_json", "send the spec as application/json")
-    try:
-        body = await request.body()
-    except ClientDisconnect as gone:
-        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
-    document = json_body.parse(body)
+    document = await json_body.read_spec(request)
     with dependencies.creating():
         made = await run_in_threadpool(_submit, request, db, who, document)
     return reply(made, status_code=201, headers={"Location": f"/v1/sets/{made.set.id}"})

@@ -11,7 +11,6 @@ from typing import Annotated
 from fastapi import Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from trainmaster.api.workdirs import MissingChunks, StoredChunk, StoredWorkdir
@@ -19,7 +18,7 @@ from trainmaster.control import workdir
 from trainmaster.core.errors import OverQuota, SpecError
 from trainmaster.core.roles import Role
 from trainmaster.core.workdir import CHUNK_BYTES, MOST_MANIFEST_BYTES, PREFIX
-from trainmaster.web import dependencies
+from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
@@ -76,10 +75,7 @@ async def put_chunk(
 ) -> Response:
     """Store one chunk of at most 1 MiB. The bytes must have this SHA-256; 413 where the project has no room."""
     need(who, Role.USER, project=project)
-    try:
-        data = await request.body()
-    except ClientDisconnect as gone:
-        raise Refused(413, "too_large", "the body is too large or incomplete") from gone
+    data = await json_body.read_bytes(request)
     try:
         new = await run_in_threadpool(workdir.put_chunk, db, storage, project, sha256, data)
     except SpecError as error:

@@ -152,6 +152,7 @@ def test_a_dry_run_leads_with_six_lines_and_has_json(tmp_path: Path) -> None:
     assert lines[1].endswith("1 machine, 8 processes on each") and lines[2].endswith("python3 train.py")
     plan = json.loads(invoke(*words, "--json").stdout)
     assert plan["summary"]["where"] == "local" and plan["commands"] and plan["files"]
+    assert plan["summary"]["price"] == "none; resources.price_per_hour states one", "this machine costs nothing"
 
 
 def test_what_people_write_for_a_command_and_an_image_gets_the_line_to_write() -> None:

@@ -18,7 +18,7 @@ def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
         "where": job.target,
         "how many": _count(job),
         "what runs": _program(job),
-        "price": _price(job, plan),
+        "price": _price(job, plan, word),
         "limits": _limits(job),
         "checkpoints": _checkpoints(job),
     }
@@ -54,11 +54,15 @@ def _program(job: JobSpec) -> str:
     return (shlex.join(job.command) if job.command else "the image's own command") + inside
 
 
-def _price(job: JobSpec, plan: Submission) -> str:
+def _price(job: JobSpec, plan: Submission, word: str) -> str:
+    from trainmaster import targets
+
     if job.resources.price_per_hour is not None:
         return f"{dollars(100 * job.resources.price_per_hour)} an hour for the whole job (resources.price_per_hour)"
     if (cents := plan.handle.get("price_cents_per_hour")) is not None:
         return f"{dollars(float(cents))} an hour for the whole job"
+    if targets.is_free(word):
+        return "none; resources.price_per_hour states one"
     return "not known before it is placed; resources.price_per_hour states it"
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import re
 import shlex
 import shutil
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainmaster.checks import load
+from trainmaster.checks.__main__ import main as check_main
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 from trainmaster.node.recorded import RecordedHost
+from trainmaster.targets import Node, Program, Result, Transfer
 
 H200 = Path(__file__).parent / "hosts" / "h200"
 PCI = "/sys/bus/pci/devices"
@@ -197,3 +201,24 @@ def smi_text(addresses: list[str], *, attached: int) -> str:
     ]
     head = text[:start].replace("<attached_gpus>1<", f"<attached_gpus>{attached}<")
     return head + "".join(blocks) + text[end:]
+
+
+class RecordedNodes:
+    """Node contract (targets.NodeAccess) over captured machines: checks run in this process, on what was captured."""
+
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        self._folders, self.transfer = folders, Transfer()
+
+    async def nodes(self) -> list[Node]:
+        return [Node(name=name) for name in self._folders]
+
+    async def run(self, node: Node, programs: Sequence[Program], timeout_s: float) -> list[Result]:
+        (program,) = programs
+        assert program.module == "trainmaster.checks"
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = check_main([*program.words, "--replay", str(self._folders[node.name])])
+        return [Result(code=code, state=None, out=out.getvalue(), err=err.getvalue())]
+
+    async def close(self) -> None:
+        """Nothing was made."""

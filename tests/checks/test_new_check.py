@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +15,8 @@ from test_contract import test_a_check_keeps_the_contract as keeps_the_contract
 from test_contract import test_a_check_reads_only_through_the_host as reads_only_through_the_host
 from typer.testing import CliRunner
 
-from machines import H200, Machine
-from trainmaster import checks
+from machines import H200, Machine, RecordedNodes
+from trainmaster import checks, targets
 from trainmaster.checks import document, facts, system
 from trainmaster.cli.main import build
 from trainmaster.cluster.collectives import plan as collective_plan
@@ -88,6 +88,22 @@ def test_the_command_line_runs_and_lists_it() -> None:
     assert [result["check"] for result in json.loads(ran.stdout)["results"]] == ["toy"]
     unknown = CliRunner().invoke(build(), ["check", "--only", "toys"])
     assert "did you mean toy?" in str(unknown.exception)
+
+
+def test_it_runs_on_nodes_of_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = {}
+    for name, text in {"n1": "blue 100", "n2": "blue 0"}.items():
+        machine = Machine(tmp_path / name, of=H200)
+        machine.file("/etc/toy", text)
+        folders[name] = machine.folder
+    target = SimpleNamespace(open_nodes=lambda **_: RecordedNodes(folders))
+    monkeypatch.setattr(targets, "load", lambda _: target)
+    (tmp_path / "hosts.yaml").write_text("hosts: [n1, n2]\n")
+    words = ["check", "--on", f"ssh:{tmp_path / 'hosts.yaml'}", "--only", "toy", "--json"]
+    ran = CliRunner().invoke(build(), words, env={"TRAINMASTER_HOME": str(tmp_path / "home")})
+    (healthy,), (failed,) = [node["results"] for node in json.loads(ran.stdout)["nodes"]]
+    assert (healthy["check"], healthy["findings"][0]["verdict"]) == ("toy", "pass")
+    assert (failed["check"], failed["findings"][0]["action"]) == ("toy", "replace the toy")
 
 
 def test_the_page_of_checks_has_a_row_for_it() -> None:

@@ -1,23 +1,30 @@
-"""A new target is one file: help, completion, `--on`, the table of the docs and the contract tests have it at once."""
+"""A new target is one file: help, completion, `--on`, the table of the docs, metrics and the contract tests have it."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 import traits_contract
+from machines import H200
+from pages import samples
 from trainmaster import targets
 from trainmaster.cli._views import target_option
 from trainmaster.core.errors import UsageError
+from trainmaster.core.states import Stage
 from trainmaster.store import costs, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.web.app import create_app
 from traits_contract import run
+from web.conftest import BASE, LOCAL
 
 TOY = '''
 """Target `toy:toy.yaml`: runs nothing."""
@@ -44,16 +51,23 @@ class Toy:
     def plan(self, placement):
         return Submission(handle={}, files={}, commands=(("play", self.file),))
 '''
+# What one more function in the same file adds: a way to its nodes.
+OPEN_NODES = f"""
+    def open_nodes(self, *, limit_s, home, retest=False):
+        from machines import RecordedNodes
+
+        return RecordedNodes(dict.fromkeys(["red", "blue"], {str(H200)!r}))
+"""
 
 
 @pytest.fixture(autouse=True)
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "more-targets"
     folder.mkdir()
     (folder / "toy.py").write_text(TOY)
     monkeypatch.setattr(targets, "__path__", [*targets.__path__, str(folder)])
     importlib.invalidate_caches()
-    yield
+    yield folder / "toy.py"
     sys.modules.pop("trainmaster.targets.toy", None)
     vars(targets).pop("toy", None)
 
@@ -80,6 +94,29 @@ def test_it_is_taken_by_on_and_refused_by_its_own_words(tmp_path: Path, monkeypa
     assert "submit a job there" in str(run("bandwidth", "--on", "toy:box.yaml").exception)
     with pytest.raises(UsageError, match="ssh, toy"):
         targets.load("nowhere")
+
+
+def test_with_a_way_to_its_nodes_the_verbs_use_them(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TOY.replace("paid=False,", "paid=False, nodes=True,").replace('instead={"check": "shake the box"},', "")
+    toy.write_text(text + OPEN_NODES)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "box.yaml").write_text("{}\n")
+    ran = run("check", "--on", "toy:box.yaml", "--only", "gpu_count", "--json", TRAINMASTER_HOME=str(tmp_path / "home"))
+    nodes = {node["node"]: node["results"] for node in json.loads(ran.stdout)["nodes"]}
+    assert {name: [result["check"] for result in results] for name, results in nodes.items()} == {
+        "red": ["gpu_count"], "blue": ["gpu_count"],
+    }  # fmt: skip
+    for verb in ("check", "accept", "bandwidth", "isolate"):
+        assert "toy:toy.yaml" in targets.spell_all(verb) and "toy:toy.yaml" in run(verb, "--help").output, verb
+    assert isinstance(targets.load("toy:box.yaml"), targets.ReachesNodes)
+
+
+def test_its_jobs_are_in_the_metrics_of_the_server(db: Database, tmp_path: Path) -> None:
+    samples.Story(db, samples.spec(target="toy:a.yaml")).start().move(Stage.RUNNING)
+    app = create_app(db, tmp_path, reconcile=False)
+    app.state.ledgers.refresh()
+    scraped = TestClient(app, base_url=BASE, client=LOCAL).get("/metrics").text
+    assert 'trainmaster_target_gpu_seconds{bin="queued",target="toy"}' in scraped
 
 
 def test_it_is_in_the_table_of_the_docs() -> None:

@@ -3,7 +3,8 @@
 Made from the OpenAPI document, the app's own routes and the schema of the spec: a new route or field is in it at once.
 The first half asks every route about the job, token, webhook, budget and target of a project of its own and of another
 one, and compares the rows before and after each caller. The second submits a spec for every field that may name
-something, with a path of the server in it, and listens to what the process opens, starts and connects to meanwhile.
+something, with a path of the server in it, as a job and in the `matrix` of a set, and listens to what the process
+opens, starts and connects to meanwhile.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from trainmaster.queueing.state import Device
 from trainmaster.storage import open_store
 from trainmaster.store import attempts, costs, jobs, tables, webhooks
 from trainmaster.store.capacity import devices
+from trainmaster.store.capacity.sets import list_trials
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from trainmaster.web.app import create_app
@@ -121,8 +123,9 @@ QUERIES = {
     "GET /compare": "jobs={uuid}", "GET /compare/curves": "jobs={uuid}", "GET /cost": "project={project}",
     "GET /settings": "subject=webhook:{id}",
 }  # fmt: skip
-FORMS = {
-    "POST /nodes/drain": "node={node}", "POST /nodes/readmit": "node={node}",
+FORMS: dict[str, str | tuple[str, ...]] = {
+    "POST /nodes/drain": ("node={node}", "node={machine}&reason=a+fan"),
+    "POST /nodes/readmit": ("node={node}", "node={machine}"),
     "POST /settings/tokens": "name=form-{any}&role=admin&project={project}",
     "POST /settings/tokens/revoke": "name=spare-{project}",
     "POST /settings/webhooks": "url=https://h.example.org/y&project={project}",
@@ -166,7 +169,6 @@ def test_every_route_as_every_caller(world: World) -> None:
         "PUT /v1/projects/{project}/chunks/{sha256}", "PUT /v1/projects/{project}/workdirs/{sha256}",  # other bytes
         "GET /enter/{code}", "POST /login", "GET /static/{name}", "POST /v1/targets",
         "DELETE /v1/targets/{name}",  # jobs run there
-        "POST /nodes/drain", "POST /nodes/readmit",  # lambda has no scheduler
     }, hardly  # fmt: skip
 
 
@@ -191,7 +193,9 @@ def requests(world: World) -> Iterator[tuple[str, str, Any]]:
             if operation in QUERIES:
                 yield operation, f"{url}?{QUERIES[operation].format(**parts)}", None
             if operation in FORMS:
-                yield operation, url, FORMS[operation].format(**parts, any=uuid.uuid4().hex[:8])
+                forms = FORMS[operation]
+                for form in (forms,) if isinstance(forms, str) else forms:
+                    yield operation, url, form.format(**parts, any=uuid.uuid4().hex[:8])
                 continue
             for body in bodies(document, operations[operation], project):
                 yield operation, url, body
@@ -267,8 +271,8 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(_listen)
 
 
-@pytest.fixture
-def granted(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def granted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Target → the name by which the project lab may use it; every kind but those that need root."""
     files = {
         "ssh": "hosts: [{host: gpu-01, user: u}]", "pool": "access: {user: u}\nhosts: [{host: 10.0.0.2}]",
@@ -276,10 +280,10 @@ def granted(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
         "sagemaker": '{region: us-east-1, role: "arn:aws:iam::123456789012:role/R", storage: "s3://bucket/x", '
         "image: i, instance_type: ml.p5.48xlarge}",
     }  # fmt: skip
-    names = {"lambda": "lambda"}
+    names, folder, monkeypatch = {"lambda": "lambda"}, tmp_path_factory.mktemp("settings"), pytest.MonkeyPatch()
     monkeypatch.setattr(targets, "identify", answer_as_spelled)
     for kind, text in files.items():
-        file = tmp_path / f"{kind}.yaml"
+        file = folder / f"{kind}.yaml"
         file.write_text(text)
         names[kind] = f"known-{kind}"
         known_targets.add(world.db, names[kind], f"{kind}:{file}", home=world.home, by="local")
@@ -289,38 +293,89 @@ def granted(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> di
         known_targets.grant(world.db, "local", "lab", user="nobody", by="local")
         names["local"] = "local"
     assert {*names, "local"} == set(targets.names()), "grant the new target here"
-    return names
+    yield names
+    monkeypatch.undo()
 
 
-def test_no_field_on_any_target_reaches_a_file_of_the_server(world: World, granted: dict[str, str]) -> None:
-    """A spec may hold any path; nothing of it is opened, started or connected to, and no answer repeats a word."""
+@pytest.fixture
+def trap(world: World) -> Path:
+    """A folder of a job of the project victim, with what looks like settings, a checkpoint and words of its own."""
     trap = world.home / "jobs" / world.parts["victim"]["uuid"] / "checkpoints"
-    (trap / "step-00000001").mkdir(parents=True)
+    (trap / "step-00000001").mkdir(parents=True, exist_ok=True)
     for file in ("x.yaml", "step-00000001/manifest.json", "step-00000001/w.bin"):
         (trap / file).write_text(f'{{"files": {{"w.bin": {{"size_bytes": 3, "sha256": "{SECRET}"}}}}}}')
-    user, acts, leaks, made = issue(world.db, "field-user", Role.USER, "lab"), [], [], 0
-    asked = 0
+    return trap
+
+
+def naming_fields() -> dict[str, str]:
+    """Fields of a spec that may name something, with their types."""
     fields = {row.path: row.type for row in describe(JobSpec) if is_naming(row.type)}
     assert fields.keys() == PLACES.keys()
+    return fields
+
+
+@pytest.mark.matrix(one_in=3)
+@pytest.mark.parametrize("route", ["job", "set"])
+@pytest.mark.parametrize("caller", CALLERS)
+def test_no_field_on_any_target_reaches_a_file_of_the_server(
+    world: World, granted: dict[str, str], trap: Path, caller: str, route: str
+) -> None:
+    """A spec may hold any path; nothing of it is opened, started or connected to, and no answer repeats a word.
+
+    Of a job, and of a trial whose field is in the matrix of a set: that trial is then begun.
+    """
+    rights = CALLERS[caller]
+    token = issue(world.db, f"field-{caller.replace(' ', '-')}-{route}", *rights) if rights is not None else {}
+    acts, leaks, asked, made = [], [], 0, 0
     for kind, target in granted.items():
-        for field, type_text in fields.items():
+        for field, type_text in naming_fields().items():
             stored = [f"jobs/{world.parts['victim']['uuid']}/outputs/m.bin"] if field.startswith("inputs.") else []
             for value in (str(trap), *stored):
                 body = place({"name": "x", "project": "lab", "target": target}, field, value, type_text)
                 if field == "target":
                     body["target"] = f"{kind}:{trap}/x.yaml"
                 _heard.clear()
-                answer = world.client.post(JOBS, json=body, headers=user)
-                acts += [(kind, field, *act) for act in _heard if act[0] != "open" or str(trap) in act[1]]
+                url, body = send_as(route, body, field)
+                answer = world.client.post(url, json=body, headers=token)
+                job_ids = begin(world, route, answer)
+                if caller != "server admin":  # who may name files of the server, and connect with its rights
+                    acts += [(kind, field, *act) for act in _heard if act[0] != "open" or str(trap) in act[1]]
                 asked, made = asked + 1, made + (answer.status_code == 201)
-                assert answer.status_code in (201, 403, 422), (kind, field, answer.text)
-                leaks += (
-                    [(kind, field, answer.text)] if SECRET in answer.text or "words-of-victim" in answer.text else []
-                )
-                if answer.status_code == 201:
-                    leaks += later(world, answer.json()["id"], user, kind, field)
+                assert answer.status_code in (201, 401, 403, 422), (kind, field, answer.text)
+                if SECRET in answer.text or "words-of-victim" in answer.text:
+                    leaks.append((kind, field, answer.text))
+                for job_id in job_ids:
+                    leaks += later(world, job_id, token, kind, field, mapped=caller != "server admin")
     assert acts == [] and leaks == []
-    assert made > 15 * len(granted), f"{made} of {asked} were accepted: too few to prove anything"
+    if caller in ("none", "viewer", "stranger"):
+        assert made == 0
+    else:
+        assert made > 15 * len(granted), f"{made} of {asked} were accepted: too few to prove anything"
+
+
+def send_as(route: str, body: dict[str, Any], field: str) -> tuple[str, dict[str, Any]]:
+    """Address and body: as it is, or with the field in the matrix of a set where it may be there."""
+    if route == "job":
+        return JOBS, body
+    if "parts" in field or field in ("name", "project", "resume_from"):
+        return "/v1/sets", {**body, "matrix": {"env.A": ["1"]}}
+    here, (*parents, last) = body, field.split(".")
+    for name in parents:
+        here = here[name]
+    return "/v1/sets", {**body, "matrix": {field: [here.pop(last)]}}
+
+
+def begin(world: World, route: str, answer: Any) -> list[str]:
+    """The jobs of an answer. A set begins its trials first."""
+    if answer.status_code != 201:
+        return []
+    if route == "job":
+        return [answer.json()["id"]]
+    set_id = answer.json()["set"]["id"]
+    sets.advance(world.db)
+    begun = [trial.job_id for trial in list_trials(world.db, set_id)]
+    sets.cancel(world.db, set_id)
+    return [job_id for job_id in begun if job_id is not None]
 
 
 def place(body: dict[str, Any], field: str, value: str, type_text: str) -> dict[str, Any]:
@@ -350,10 +405,11 @@ def place(body: dict[str, Any], field: str, value: str, type_text: str) -> dict[
     return body
 
 
-def later(world: World, job_id: str, user: dict[str, str], kind: str, field: str) -> list[Any]:
+def later(world: World, job_id: str, user: dict[str, str], kind: str, field: str, *, mapped: bool) -> list[Any]:
     """What the control plane would do with an accepted spec, and what it tells of it afterwards."""
     row = jobs.find_job(world.db, job_id)
-    assert row is not None and (kind == "lambda" or row.target != row.spec.target), "as the project's account"
+    assert row is not None
+    assert not mapped or kind == "lambda" or row.target != row.spec.target, "as the project's account"
     found = []
     if field.startswith("inputs."):
         for pull in pulls(row.spec, world):

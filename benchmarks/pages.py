@@ -4,8 +4,11 @@
     PYTHONPATH=src python3 benchmarks/pages.py --jobs 10000 --nodes 200 --runs 200 --rounds 40 --json
 
 The application is asked in this process, without a socket: what is measured is its own work, as time and, for a machine
-that is busy, as CPU time. Rows are written as the control plane leaves them: jobs of five projects and eight people, an
-attempt each, a pre-flight of ten checks on a node of eight GPUs, prices, budgets, and curves of 1,000 steps for as many
+that is busy, as CPU time. After each request an application with one bare answer of the same number of bytes is asked
+in the same way: the last two columns are its 95th percentile and what that of the page is beyond it.
+
+Rows are written as the control plane leaves them: jobs of five projects and eight people, an attempt each, a pre-flight
+of ten checks on a node of eight GPUs, prices, budgets, twenty sets of fifty runs, and curves of 1,000 steps for as many
 runs as a comparison takes.
 """
 
@@ -24,6 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import parse_spec
@@ -37,6 +44,7 @@ with warnings.catch_warnings():
     from starlette.testclient import TestClient
 
 NOW = datetime.now(UTC)
+SETS, TRIALS = 20, 50
 CHECKS = ("gpu_model", "gpu_ecc", "gpu_nvlink", "gpu_power", "clock", "disk", "memory", "cpu", "shm", "network")
 
 
@@ -72,6 +80,18 @@ def fill(db: Database, options: argparse.Namespace) -> list[str]:
                 conn.execute(insert(table), rows[first : first + 5000])
         for number in range(5):
             costs.set_budget(conn, f"p{number}", "month", 10_000_000, at=NOW)
+        for number in range(SETS):  # of jobs that are over
+            own = str(uuid.UUID(int=number, version=4))
+            row = {"id": own, "name": f"set-{number}", "project": f"p{number % 5}", "parallel": 4, "message": ""}
+            conn.execute(insert(tables.job_sets).values({**row, "created_at": NOW, "over": True}))
+            trials = ids[options.runs + TRIALS * number :][:TRIALS]
+            rows = [
+                {"set_id": own, "number": place, "values": {"lr": place}, "spec": spec, "job_id": job}
+                for place, job in enumerate(trials, start=1)
+            ]
+            conn.execute(insert(tables.set_trials), rows)
+    for job in ids[options.runs :][: SETS * TRIALS]:
+        steps(db, f"{job}.1", 2)
     for job in ids[: options.runs]:
         steps(db, f"{job}.1", options.steps)
     return ids[: options.runs]
@@ -98,8 +118,8 @@ def steps(db: Database, attempt: str, count: int) -> None:
         conn.execute(insert(tables.events), rows)
 
 
-def measure(client: TestClient, path: str, rounds: int) -> dict[str, Any]:
-    times, work, size = [], [], 0
+def measure(client: TestClient, bare: TestClient, path: str, rounds: int) -> dict[str, Any]:
+    times, work, plain, size = [], [], [], 0
     for _ in range(rounds):
         began, busy = time.perf_counter(), time.process_time()
         answer = client.get(path)
@@ -107,10 +127,19 @@ def measure(client: TestClient, path: str, rounds: int) -> dict[str, Any]:
         work.append(1000 * (time.process_time() - busy))
         assert answer.status_code == 200, (path, answer.text[:300])
         size = len(answer.content)
+        began = time.perf_counter()
+        bare.get("/", params={"bytes": size})
+        plain.append(1000 * (time.perf_counter() - began))
     place = min(rounds - 1, int(0.95 * rounds))
-    return {"first_ms": round(times[0], 1), "median_ms": round(statistics.median(times), 1),
+    return {"bare_p95_ms": round(sorted(plain)[place], 1),
+            "p95_over_bare_ms": round(sorted(times)[place] - sorted(plain)[place], 1),
+            "first_ms": round(times[0], 1), "median_ms": round(statistics.median(times), 1),
             "p95_ms": round(sorted(times)[place], 1), "first_cpu_ms": round(work[0], 1),
             "p95_cpu_ms": round(sorted(work)[place], 1), "bytes": size}  # fmt: skip
+
+
+async def answer_bare(request: Request) -> Response:
+    return Response(b"x" * int(request.query_params["bytes"]), media_type="text/html")
 
 
 def main() -> None:
@@ -139,20 +168,26 @@ def main() -> None:
             "API timeline": f"{jobs}/{chosen[1]}/timeline", "API search": "/v1/search?q=run-77",
             "API nodes": "/v1/nodes", "API instances": "/v1/instances", "API cost": "/v1/cost",
             "API cost of jobs": "/v1/cost/jobs", "API budgets": "/v1/budgets", "API tokens": "/v1/tokens",
-            "API webhooks": "/v1/webhooks", "API targets": "/v1/targets",
+            "API webhooks": "/v1/webhooks", "API targets": "/v1/targets", "API sets": "/v1/sets",
+            "a set of runs": f"/sets/{uuid.UUID(int=0, version=4)}",
         }  # fmt: skip
         app = create_app(db, home, reconcile=False, rate=None)
-        with TestClient(app, base_url="http://127.0.0.1:8470", client=("127.0.0.1", 50_000)) as client:
-            measured = {name: measure(client, path, options.rounds) for name, path in paths.items()}
+        plain = Starlette(routes=[Route("/", answer_bare)])
+        base = "http://127.0.0.1:8470"
+        with TestClient(app, base_url=base, client=("127.0.0.1", 50_000)) as client, TestClient(plain) as bare:
+            measured = {name: measure(client, bare, path, options.rounds) for name, path in paths.items()}
         db.close()
     if options.json:
         print(json.dumps({"jobs": options.jobs, "pages": measured}, indent=2))
         return
     print(f"{options.jobs:,} jobs, {options.nodes} nodes, {options.rounds} requests each; milliseconds of the server")
-    print(f"{'page':22}{'first':>9}{'median':>9}{'p95':>9}{'first, CPU':>12}{'p95, CPU':>10}{'bytes':>10}")
+    print(f"{'page':22}{'first':>9}{'median':>9}{'p95':>9}{'first, CPU':>12}{'p95, CPU':>10}{'bytes':>10}"
+          f"{'bare p95':>10}{'beyond':>9}")  # fmt: skip
     for name, row in measured.items():
-        print(f"{name:22}{row['first_ms']:9}{row['median_ms']:9}{row['p95_ms']:9}{row['first_cpu_ms']:12}"
-              f"{row['p95_cpu_ms']:10}{row['bytes']:10,}")  # fmt: skip
+        print(
+            f"{name:22}{row['first_ms']:9}{row['median_ms']:9}{row['p95_ms']:9}{row['first_cpu_ms']:12}"
+            f"{row['p95_cpu_ms']:10}{row['bytes']:10,}{row['bare_p95_ms']:10}{row['p95_over_bare_ms']:9}"
+        )
 
 
 if __name__ == "__main__":

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 from starlette.testclient import TestClient
 
+from pages import samples
 from trainmaster.control.queueing import sets
+from trainmaster.core.config.sweep import parse_sweep
+from trainmaster.core.events import Event
 from trainmaster.core.roles import Role
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages import sets as pages
+from trainmaster.store import tables
 from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import list_ids
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
-from web.furnished import issue
+from web.furnished import NOBODY, issue
 
 BODY: dict[str, Any] = {
     "name": "lr", "command": ["train", "{size}"], "parallel": 1, "matrix": {"size": ["<s>", "l"], "env.SEED": ["1"]},
@@ -77,3 +85,43 @@ def test_a_project_submits_a_set_only_to_what_was_granted(
         for body in (BODY, {**BODY, "command": ["x"], "matrix": matrix}):
             assert client.post("/v1/sets", json=body, headers=tokens["user"]).status_code == 403
     assert store.list_sets(db) == []
+
+
+def test_the_list_says_of_a_set_what_its_own_page_says(db: Database) -> None:
+    """The list is summed from few queries, the page from every trial: both are the same line."""
+    values = [str(number) for number in range(6)]
+    own = {"name": "of-six", "project": "lab", "command": ["x"], "parallel": 6, "matrix": {"env.A": values}}
+    six = sets.submit_set(db, parse_sweep({**own, "target": "slurm"}))
+    free = sets.submit_set(db, parse_sweep({**own, "name": "free", "matrix": {"env.A": ["1"]}}))
+    cancelled = sets.submit_set(db, parse_sweep({**own, "name": "cancelled", "parallel": 1}))
+    ends = {
+        1: (Status.COMPLETED, 3.0),
+        2: (Status.COMPLETED, 2.0),
+        3: (Status.FAILED, 1.0),
+        4: (Status.COMPLETED, None),
+    }
+    for number, (status, loss) in ends.items():
+        story = samples.Story(db, samples.spec(name=f"t-{number}", project="lab", target="slurm")).start()
+        story.move(Stage.RUNNING)
+        if loss is not None:
+            story.tell([Event(phase="STEP", event="metrics", data={"step": 1, "loss": loss})])
+        reason = None if status is Status.COMPLETED else Reason.SCRIPT_FAILED
+        story.end_attempt(reason).finish(status, reason)
+        with db.write() as conn:
+            conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(
+                price_cents_per_hour=36_000.0 * number))  # fmt: skip
+            assert store.take_trial(conn, six.id, number, story.id)
+    running = samples.Story(db, samples.spec(name="t-7", project="lab")).start()
+    with db.write() as conn:
+        assert store.take_trial(conn, six.id, 5, NOBODY), "its job was deleted"
+        conn.execute(update(tables.attempts).where(tables.attempts.c.id == running.attempt).values(
+            price_cents_per_hour=0.0))  # fmt: skip
+        assert store.take_trial(conn, free.id, 1, running.id)
+        store.request_cancel(conn, cancelled.id, at=samples.T0)
+    now = datetime(2026, 3, 2, tzinfo=UTC)
+    listed = {line.id: line for line in pages.read(db, now=now).sets}
+    alone = {each: pages.read_one(db, each, now=now) for each in (six.id, free.id, cancelled.id)}
+    assert listed == {each: page.set for each, page in alone.items() if page is not None}
+    line = listed[six.id]
+    assert line.best_loss == 2.0 and line.counts == {"completed": 3, "failed": 1, "deleted": 1, "waiting": 1}
+    assert line.cost_cents and listed[free.id].cost_cents is None and listed[cancelled.id].counts == {"skipped": 6}

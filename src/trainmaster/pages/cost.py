@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,11 +13,13 @@ from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpen
 from trainmaster.core.money.cost import Amount, Span, add_up, burn, forecast, month_of
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
+from trainmaster.store.costs import JobSum
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.runs import find_jobs
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
+_AT_ONCE = 500  # ids in one query
 
 
 Page = CostPage
@@ -38,22 +41,26 @@ def read(
         budgets = costs.list_budgets(conn, project=project) if job is None else []
         windows = list(dict.fromkeys([window, *(row.window(now) for row in budgets)]))
         if job is not None:  # all of its charges: there are few
-            charges, closed = costs.list_charges(conn, jobs=[job]), [dict[str, tuple[str, Amount]]()]
+            charges, closed = costs.list_charges(conn, jobs=[job]), [dict[str, JobSum]()]
         else:
             charges = costs.list_charges(conn, project=project, closed=False)
             closed = costs.sum_jobs(conn, project=project, windows=windows)
         by_window = dict(zip(windows, closed, strict=True))
         for when, charge in ((when, charge) for when in windows for charge in charges):
             if when is None or charge.touches(when, now=now):
-                _, amount = by_window[when].get(charge.job_id, ("", Amount()))
-                amount += add_up(charge.spans, now=now, window=when)
-                by_window[when][charge.job_id] = (charge.project, amount)
-        sums, unpriced = by_window[window], costs.list_unpriced(conn, free=_free_targets(), project=project)
+                _, known, unknown = by_window[when].get(charge.job_id, ("", 0.0, 0))
+                amount = add_up(charge.spans, now=now, window=when)
+                new = JobSum(charge.project, known + amount.known_cents, unknown + amount.unknown)
+                by_window[when][charge.job_id] = new
+        sums = by_window[window]
+        # Asked only where a cost of nothing is to be judged: the stated prices are in the specs.
+        free = any(each.known_cents == 0 for each in sums.values())
+        unpriced = costs.list_unpriced(conn, free=_free_targets(), project=project) if free else set()
         rates: defaultdict[str, float] = defaultdict(float)
         for charge in charges:
             rates[charge.job_id] += burn(charge.spans)
-        ranked = sorted(sums, key=lambda job_id: (-sums[job_id][1].known_cents, job_id))
-        dearest = ranked[: max(1, min(limit, MOST))]
+        most = max(1, min(limit, MOST))
+        dearest = heapq.nsmallest(most, sums, key=lambda job_id: (-sums[job_id].known_cents, job_id))
         rows = find_jobs(db, dearest)
         spans: dict[str, list[Span]] = {job_id: [] for job_id in dearest}
         for charge in costs.list_charges(conn, jobs=dearest) if dearest else ():
@@ -62,7 +69,7 @@ def read(
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
-        jobs=tuple(_job(row, spans[row.id], sums[row.id][1], left.get(row.id), now) for row in rows),
+        jobs=tuple(_job(row, spans[row.id], _amount([sums[row.id]]), left.get(row.id), now) for row in rows),
         more=len(sums) - len(rows),
         projects=_projects(sums, rates, unpriced),
         budgets=tuple(_budget(row, by_window[row.window(now)].values()) for row in budgets),
@@ -89,6 +96,24 @@ def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[st
         seconds = left.get(row.id) if per_hour > 0 else 0.0
         by_job[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
     return by_job
+
+
+def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, int | None]:
+    """Cost so far of each of these jobs, as `figures` gives it, without reading the jobs themselves."""
+    spans: dict[str, list[Span]] = {job_id: [] for job_id in ids}
+    unpriced: set[str] = set()
+    with db.read() as conn:
+        for first in range(0, len(ids), _AT_ONCE):
+            some = ids[first : first + _AT_ONCE]
+            unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=some)
+            for charge in costs.list_charges(conn, jobs=some):
+                spans[charge.job_id].extend(charge.spans)
+    return {
+        job_id: None
+        if own and job_id in unpriced and all(span.cents_per_hour == 0 for span in own)
+        else cents(add_up(own, now=now).cents)
+        for job_id, own in spans.items()
+    }
 
 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
@@ -127,19 +152,21 @@ def _job(row: JobRow, spans: list[Span], amount: Amount, left_s: float | None, n
 
 
 def _projects(
-    sums: Mapping[str, tuple[str, Amount]], rates: Mapping[str, float], unpriced: Collection[str]
+    sums: Mapping[str, JobSum], rates: Mapping[str, float], unpriced: Collection[str]
 ) -> tuple[ProjectSpending, ...]:
     """The sums of each project, by name."""
     groups: dict[str, list[str]] = {}
-    for job_id, (project, _) in sums.items():
-        groups.setdefault(project, []).append(job_id)
+    for job_id, each in sums.items():
+        groups.setdefault(each.project, []).append(job_id)
     lines = []
     for name, members in sorted(groups.items()):
-        whole = sum((sums[job_id][1] for job_id in members), Amount())
+        own = [sums[job_id] for job_id in members]
+        whole = _amount(own)
+        unknown = sum(each.unknown > 0 for each in own)
         # A price of 0 that nobody stated is unknown.
-        unknown = sum(
-            sums[job_id][1].unknown > 0 or (job_id in unpriced and sums[job_id][1].known_cents == 0)
-            for job_id in members
+        unknown += sum(
+            each.known_cents == 0 and not each.unknown and job_id in unpriced
+            for job_id, each in zip(members, own, strict=True)
         )
         lines.append(
             ProjectSpending(
@@ -148,14 +175,20 @@ def _projects(
                 unknown_jobs=unknown,
                 cents=None if unknown else cents(whole.cents),
                 known_cents=round(whole.known_cents),
-                cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members),
+                cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members) if rates else 0.0,
             )
         )
     return tuple(lines)
 
 
-def _budget(row: costs.BudgetRow, sums: Iterable[tuple[str, Amount]]) -> BudgetLine:
-    spent = math.fsum(amount.known_cents for project, amount in sums if project == row.project)
+def _amount(sums: Iterable[JobSum]) -> Amount:
+    parts = list(sums)
+    known = math.fsum(each.known_cents for each in parts)
+    return Amount(known_cents=known, unknown=sum(each.unknown for each in parts))
+
+
+def _budget(row: costs.BudgetRow, sums: Iterable[JobSum]) -> BudgetLine:
+    spent = math.fsum(each.known_cents for each in sums if each.project == row.project)
     share = spent / row.cap_cents if row.cap_cents else None
     return BudgetLine(
         project=row.project,

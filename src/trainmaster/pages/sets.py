@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -12,7 +12,7 @@ from trainmaster.api.sets import SetLine, SetPage, SetsPage, Trial
 from trainmaster.core.errors import UsageError
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as job_list
-from trainmaster.pages.cost import figures
+from trainmaster.pages.cost import figures, list_spent
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.store import events, jobs
 from trainmaster.store.capacity import sets
@@ -70,7 +70,29 @@ def read(
     at = now or datetime.now(UTC)
     with db.read():
         rows = sets.list_sets(db, project=project, find=find, limit=limit, offset=offset)
-        return SetsPage(sets=tuple(_read(db, row, now=at).set for row in rows))
+        return SetsPage(sets=tuple(_summarize(db, rows, now=at)))
+
+
+def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterator[SetLine]:
+    """A line for each set, all of them from four queries: a list of sets has hundreds of trials."""
+    outcomes = sets.list_outcomes(db, [row.id for row in rows])
+    known = {each.job_id: each.status for listed in outcomes.values() for each in listed if each.job_id and each.status}
+    completed = [job for job, status in known.items() if status == Status.COMPLETED.value]
+    last = events.last_event(db, completed, phase="STEP") if completed else {}
+    spent = list_spent(db, list(known), now=now)
+    for row in rows:
+        trials = []
+        for number_, job, status in outcomes[row.id]:
+            message = "" if status else _GONE if job else _SKIPPED if row.cancel_at is not None else ""
+            trials.append(
+                Trial(
+                    number=number_, values={}, job=job if status else None, name="", message=message,
+                    status=Status(status) if status else None, cost_cents=spent.get(job or ""),
+                    loss=number(last[job].data, "loss") if job in last else None,
+                )
+            )  # fmt: skip
+        best = find_best(trials)
+        yield _line(row, [replace(trial, best=True) if trial.number == best else trial for trial in trials])
 
 
 def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -130,6 +130,30 @@ def list_trials(db: Database, set_id: str) -> list[TrialRow]:
             )
             for number, values, job_id, word, known, stage in conn.execute(query).all()
         ]
+
+
+class Outcome(NamedTuple):
+    """A trial in a list of sets: its job, if it has one, and how that stands. `status` is None where it was deleted."""
+
+    number: int
+    job_id: str | None
+    status: str | None
+
+
+def list_outcomes(db: Database, set_ids: Sequence[str]) -> dict[str, list[Outcome]]:
+    """By set: its trials, in order, without their values and specs."""
+    job = t.jobs.c
+    query = (
+        select(_TRIALS.set_id, _TRIALS.number, _TRIALS.job_id, job.status)
+        .select_from(t.set_trials.outerjoin(t.jobs, job.id == _TRIALS.job_id))
+        .where(_TRIALS.set_id.in_(list(set_ids)))
+        .order_by(_TRIALS.set_id, _TRIALS.number)
+    )
+    found: dict[str, list[Outcome]] = {set_id: [] for set_id in set_ids}
+    with db.read() as conn:
+        for set_id, *trial in conn.execute(query).all():
+            found[set_id].append(Outcome(*trial))
+    return found
 
 
 def list_alone(db: Database, *, project: str | None, limit: int, offset: int) -> tuple[list[str], int]:

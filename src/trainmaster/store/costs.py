@@ -193,7 +193,7 @@ def sum_jobs(
     own = select(_JOBS.id, _JOBS.project)
     own = own if project is None else own.where(_JOBS.project == project)
     # Both from an index, without the rows of ten thousand jobs and their specs.
-    projects = dict(conn.execute(own).tuples().all())
+    projects = {row[0]: row[1] for row in conn.execute(own)}
     sums = _sum_closed(conn, (_ATTEMPTS.job_id,), project=None, windows=windows, end=_END_ALONE)
     return [{row[0]: JobSum(projects[row[0]], row[1], row[2]) for row in rows if row[0] in projects} for rows in sums]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainmaster.core.errors import HostError
 from trainmaster.core.failures import SIGNALS, find_failure, signal_of
+from trainmaster.core.files import open_plain
 from trainmaster.core.plan import EXIT_REASONS, rank_log
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
@@ -92,7 +93,7 @@ def _signal_name(number: int) -> str:
 def read_tail(path: Path, *, since: int = 0) -> list[str]:
     """The last lines of a log from the byte `since` on, however large it is; none where there is no log."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
             start = max(since, file.seek(0, os.SEEK_END) - _SEARCHED_BYTES)
             file.seek(start)
             text = file.read(_SEARCHED_BYTES)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from trainmaster.core.compat import UTC
 from trainmaster.core.events import Event, render
+from trainmaster.core.files import append_plain
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER, Plan, rank_log
 from trainmaster.node.curves import Point
 from trainmaster.node.curves.find import READ_FROM, Curves
@@ -40,11 +40,7 @@ class Figures:
         assert self._curves is not None
         now, source = datetime.now(UTC), self._curves.source or ""
         lines = [render(event) for point in points for event in _events(point, source, now)]
-        fd = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, ("\n".join(lines) + "\n").encode())
-        finally:
-            os.close(fd)
+        append_plain(self._events, ("\n".join(lines) + "\n").encode())
 
 
 def _events(point: Point, source: str, now: datetime) -> Iterator[Event]:

@@ -7,6 +7,7 @@ a record, because half a run that starts over inside the same attempt would be c
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from trainmaster.core.compat import UTC
 from trainmaster.core.errors import TargetError
-from trainmaster.core.files import sync
+from trainmaster.core.files import append_plain, sync
 from trainmaster.core.plan import AGENT_LOG, EXIT_FILE, LOCK_FILE, STOP_FILE, ExitRecord
 
 # A run that fills the disk must still be able to say so: the record's blocks are taken at the start. The largest
@@ -85,11 +86,8 @@ class AttemptFolder:
     def log(self, text: str) -> None:
         """Append a line to agent.log. A full disk is ignored: a log line must not stop the run."""
         line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n"
-        try:
-            with (self.path / AGENT_LOG).open("a") as file:
-                file.write(line)
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            append_plain(self.path / AGENT_LOG, line.encode(errors="replace"))
 
     def finish(self, record: ExitRecord) -> None:
         """Write the exit record: whole, durable, and never a second time."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainmaster.agent.watch import Watch
+from trainmaster.core.files import open_plain
 from trainmaster.core.plan import AGENT_LOG, RESUMABLE_EXIT, ROOM_VARIABLE, rank_log
 from trainmaster.node.owner import die_with
 
@@ -194,7 +195,8 @@ class Starter:
     def _spawn(self, number: int, more: Mapping[str, str]) -> subprocess.Popen[bytes]:
         environment = {**self.environment, **more, **self._own(number)}
         try:
-            with (self.folder / rank_log(number)).open("ab") as output:
+            log = open_plain(self.folder / rank_log(number), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with os.fdopen(log, "ab") as output:
                 return subprocess.Popen(
                     self.argv,
                     env=environment,

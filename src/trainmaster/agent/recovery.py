@@ -7,6 +7,7 @@ of node 0 decides.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from typing import Any
 from trainmaster import checks
 from trainmaster.agent import preflight
 from trainmaster.agent.diagnose import Outcome
+from trainmaster.core.files import open_plain
 from trainmaster.core.plan import EVENTS_FILE, START_VARIABLE, Plan
 from trainmaster.core.results import judge_overall
 from trainmaster.core.states import Reason
@@ -136,7 +138,7 @@ class Recovery:
     def _has_saved(self) -> bool:
         """Whether a checkpoint was committed since the last look, as the trainer's events say."""
         try:
-            with self._file.open("rb") as file:
+            with os.fdopen(open_plain(self._file, os.O_RDONLY), "rb") as file:
                 file.seek(self._read_to)
                 new = file.read()
         except OSError:

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from trainmaster.core.compat import UTC
 from trainmaster.core.events import parse, render
+from trainmaster.core.files import append_plain, open_plain
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import GLOBAL_FILE, zone_of
 from trainmaster.core.workdir import find_digest
@@ -73,12 +73,12 @@ class GlobalFile:
     def _read(self) -> bytes:
         # Not through a link: it may be one to the event file itself, whose lines are read already.
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_plain(self._path, os.O_RDONLY)
         except OSError:
             return b""
         try:
             facts = os.fstat(fd)
-            if not stat.S_ISREG(facts.st_mode) or os.path.samestat(facts, self._events.stat()):
+            if os.path.samestat(facts, self._events.stat()):
                 return b""
             if facts.st_size < self._offset:  # truncated, or begun anew
                 self._offset, self._held = 0, b""
@@ -95,13 +95,8 @@ class GlobalFile:
 
     def _append(self, lines: list[bytes]) -> None:
         written = b"".join(self._line(raw) for raw in lines if raw.strip())
-        if not written:
-            return
-        fd = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, written)
-        finally:
-            os.close(fd)
+        if written:
+            append_plain(self._events, written)
 
     def _line(self, raw: bytes) -> bytes:
         event, fault = parse(raw, zone=self._zone)

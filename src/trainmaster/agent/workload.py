@@ -25,6 +25,7 @@ from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
 from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
 from trainmaster.core.plan import (
+from trainmaster.core.files import append_plain
     ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE,
@@ -298,8 +299,8 @@ def _first_failure(failed: Sequence[Rank], plan: Plan, oom_kills: int) -> Outcom
 def _not_started(error: NotStarted, plan: Plan, folder: Path) -> Outcome:
     """The program is not there or may not be run; what a shell would call 127 or 126. The sweep ends its peers."""
     message = f"rank {error.number} of {plan.spec.resources.ranks} could not start: {error.cause}"
-    with contextlib.suppress(OSError), (folder / rank_log(error.number)).open("a") as log:
-        log.write(message + "\n")
+    with contextlib.suppress(OSError):
+        append_plain(folder / rank_log(error.number), f"{message}\n".encode())
     code = 127 if isinstance(error.cause, FileNotFoundError) else 126
     return Outcome(reason=Reason.SCRIPT_FAILED, message=message, exit_codes={str(error.number): code})
 

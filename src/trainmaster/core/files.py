@@ -83,6 +83,26 @@ def read_small(path: Path, *, limit_bytes: int = 1 << 20) -> bytes:
     return data
 
 
+def open_plain(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Open a file in a folder that a job can write to. OSError where a link, a pipe or a folder is in its place:
+    a link would mislead, and a pipe would be waited for without end."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    os.set_blocking(fd, True)  # a program that gets it as its output finds it as usual
+    return fd
+
+
+def append_plain(path: Path, data: bytes) -> None:
+    """Append to such a file, made where there is none, in one write."""
+    fd = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk: a rename survives a power cut only after this."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

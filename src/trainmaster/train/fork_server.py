@@ -26,6 +26,7 @@ from typing import Any
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.files import open_plain
 from trainmaster.core.plan import ROOM_VARIABLE
 from trainmaster.node.owner import die_with
 from trainmaster.train import __main__ as entry
@@ -163,7 +164,7 @@ def _become_rank(request: Mapping[str, Any], config: str, *, agent: int, middle:
             time.sleep(0.0005)
         die_with(agent)()
         os.setsid()  # its own group: a signal reaches its children, and none of the agent's
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        log = open_plain(Path(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)

@@ -72,3 +72,12 @@ def test_a_process_is_gone_when_it_or_its_number_is(proc: Path) -> None:
 def test_a_stopped_process(proc: Path, state: str, stopped: bool) -> None:
     add(proc, 30, 1, state=state)
     assert owner.is_stopped(30) is stopped
+
+
+def test_what_is_stopped_below_a_process_is_found(proc: Path) -> None:
+    for pid, below, state in ((10, "20 21", "S"), (20, "30", "S"), (21, "", "T"), (30, "10", "t")):
+        add(proc, pid, 1, state=state)
+        (proc / str(pid) / "task" / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "task" / str(pid) / "children").write_text(below)
+    assert sorted(set(owner.find_stopped(10))) == [21, 30], "and it ends where processes point at each other"
+    assert owner.find_stopped(99) == []

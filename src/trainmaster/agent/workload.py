@@ -21,6 +21,7 @@ from trainmaster.agent.leader import Leader, free_port
 from trainmaster.agent.processes import reap
 from trainmaster.agent.ranks import ForkServer, NotStarted, Rank, Starter
 from trainmaster.agent.recovery import Recovery, is_possible
+from trainmaster.agent.stopped import StoppedRanks
 from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
 from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
@@ -60,6 +61,7 @@ class _Parts:
     written: _Copied
     group: Group | None
 
+    stopped: StoppedRanks
 
 @dataclass(slots=True)
 class _Stopping:
@@ -99,7 +101,8 @@ def run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Out
     written = (workfolder.GlobalFile(plan, work, folder.path / EVENTS_FILE), Figures(plan, work))
     outcome = None
     try:
-        outcome = _run_starts(plan, folder, _Parts(starter, recovery, watch, written, group))
+        parts = _Parts(starter, recovery, watch, written, group, StoppedRanks(folder, events))
+        outcome = _run_starts(plan, folder, parts)
         return outcome
     finally:
         for copied in written:
@@ -231,6 +234,8 @@ def _supervise(
             _send(alive, signal.SIGKILL)
         if watch.beat(ranks=len(alive)):
             reap({rank.process.pid for rank in ranks})
+        if not stopping:
+            parts.stopped.look(alive)
         watch.sleep(*(group.sockets() if group is not None else ()))
 
 

@@ -127,7 +127,7 @@ class Run:
     comm_share: float | None
     skipped_steps: int  # bad steps whose update was skipped
     rollbacks: int
-    warnings: tuple[str, ...]  # the newest: roll-backs, stragglers, hangs
+    warnings: tuple[str, ...]  # the newest: roll-backs, stragglers, hangs, ranks that are stopped
     memory_gib: float | None
     ranks: int | None
     device: str | None

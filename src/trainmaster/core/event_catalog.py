@@ -341,3 +341,16 @@ CATALOG: tuple[EventType, ...] = (
 )  # fmt: skip
 
 _BY_NAME: Mapping[tuple[str, str], EventType] = {(entry.phase, entry.event): entry for entry in CATALOG}
+    _entry(
+        "WATCH", "stopped", "agent", "A process of a rank was stopped (SIGSTOP, a debugger): nothing goes on.",
+        ("rank", "int", "rank"),
+        ("pid", "int", "number of the process on its node"),
+        ("why", "text", "the same as a sentence, with the command that lets it go on"),
+    ),
+    _entry(
+        "WATCH", "continued", "agent", "A process of a rank that was stopped goes on, or has ended.",
+        ("rank", "int", "rank"),
+        ("pid", "int", "number of the process on its node"),
+        ("seconds", "number", "how long it was stopped"),
+        ("why", "text", "the same as a sentence"),
+    ),

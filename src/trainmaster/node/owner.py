@@ -6,6 +6,7 @@ to be gone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PROC = Path("/proc")
+_LOOKED_AT = 64  # processes below one, at most: the look is taken every second
 # What launchers set for each rank. Programs between a launcher and its rank (a shell, numactl) have them too.
 _OF_A_RANK = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK",
@@ -72,6 +74,18 @@ def is_stopped(pid: int) -> bool:
     """Whether a process was stopped (SIGSTOP, a debugger) and does nothing until it is told to go on."""
     fields = _stat(pid)
     return fields is not None and fields[0] in ("T", "t")
+
+
+def find_stopped(pid: int) -> list[int]:
+    """A process and those below it that are stopped. Those that other threads than the first started are not seen."""
+    waiting, seen, stopped = [pid], 0, []
+    while waiting and seen < _LOOKED_AT:
+        pid, seen = waiting.pop(0), seen + 1
+        if is_stopped(pid):
+            stopped.append(pid)
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or a kernel without the list
+            waiting += map(int, (_PROC / str(pid) / "task" / str(pid) / "children").read_text().split())
+    return stopped
 
 
 def find_launcher(environ: Mapping[str, str]) -> str | None:

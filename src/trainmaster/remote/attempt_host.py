@@ -196,12 +196,28 @@ def _read_state(folder: Path) -> Poll:
 
 
 def _find_stopped(lock: Path) -> str:
-    """A note where the agent was stopped (SIGSTOP): its ranks go on, and it hears no request and keeps no limit."""
+    """A note where the agent or a rank was stopped (SIGSTOP).
+
+    Without its agent a job hears no request and keeps no limit; without a rank it does nothing. The number of an agent
+    in a PID namespace is that of another process here, or of none: nothing is said then.
+    """
     with contextlib.suppress(OSError, ValueError):
-        pid = int(read_small(lock).decode().removeprefix("pid "))
-        if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t"):
-            return f"its agent (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
+        agent = int(read_small(lock).decode().removeprefix("pid "))
+        if b"trainmaster.agent" not in Path(f"/proc/{agent}/cmdline").read_bytes():
+            return ""
+        if _is_stopped(agent):
+            return f"its agent (process {agent}) is stopped; `kill -CONT {agent}` lets it go on"
+        for pid in map(int, Path(f"/proc/{agent}/task/{agent}/children").read_text().split()):
+            if _is_stopped(pid):
+                return f"a rank (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
     return ""
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has just ended
+        return False
 
 
 def _read_exit(folder: Path) -> Poll | None:

@@ -167,7 +167,7 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
 
 def _run(folder: Path, asked: Sequence[int]) -> int:
     """The agent in the foreground, with what rank 0 prints; its exit code. `asked` are the signals that came."""
-    from trainmaster.node.owner import is_stopped, name_process
+    from trainmaster.node.owner import find_stopped, name_process
 
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
@@ -175,7 +175,8 @@ def _run(folder: Path, asked: Sequence[int]) -> int:
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
     with TrainView() as view:
-        offset, told, heard = 0, False, 0  # `heard`: signals that came before it was said what another would do
+        offset, heard = 0, 0  # `heard`: signals that came before it was said what another would do
+        seen, told = set[int](), set[int]()  # processes that are stopped: at the last look, and told of
         while agent.poll() is None:
             offset = show_from(log, offset, view)
             if asked and not heard:
@@ -183,11 +184,14 @@ def _run(folder: Path, asked: Sequence[int]) -> int:
                 _console.note("stopping: it saves first; Ctrl-C again ends it at once, without a save")
             if heard and signal.SIGINT in asked[heard:]:
                 os.killpg(agent.pid, signal.SIGKILL)  # its ranks die with it
-            if is_stopped(agent.pid) and (folder / STOP_FILE).exists():
+            stopped = set(find_stopped(agent.pid))
+            if agent.pid in stopped and (folder / STOP_FILE).exists():
                 os.killpg(agent.pid, signal.SIGCONT)  # a stopped agent cannot save and end
-            elif is_stopped(agent.pid) and not told:
-                told = True
-                _console.note(f"the agent (process {agent.pid}) is stopped; `kill -CONT {agent.pid}` lets it go on")
+                stopped.clear()
+            for pid in (stopped & seen) - told:
+                name = "the agent" if pid == agent.pid else "a rank"
+                _console.note(f"{name} (process {pid}) is stopped; `kill -CONT {pid}` lets it go on")
+            seen, told = stopped, stopped & (seen | told)
             time.sleep(_LOOK_S)
         show_from(log, offset, view)
     return agent.returncode

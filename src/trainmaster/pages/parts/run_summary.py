@@ -200,6 +200,13 @@ class RunSummary:
             share = "" if score is None else f" by {score:.0%} of a step"
             self._warnings.append(f"{name} is slow{share} ({text(row.data, 'what')}), since step {step}")
         elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
+        elif row.event in ("stopped", "continued"):
+            pid = whole(row.data, "pid")
+            told = f"rank {whole(row.data, 'rank')} is stopped (process {pid}); `kill -CONT {pid}` lets it go on"
+            if told in self._warnings:
+                self._warnings.remove(told)
+            if row.event == "stopped":
+                self._warnings.append(told)
             self._warnings.append(why)
 
     def _add_checkpoint(self, row: Event | ScannedEvent) -> None:

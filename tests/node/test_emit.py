@@ -212,3 +212,19 @@ def test_a_guard_writes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None
             make()
             agent.emit("HEARTBEAT", "alive", ranks=1)
     assert secret.read_text() == "s"
+
+
+def test_a_file_beyond_any_use_is_emptied_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with Emitter(path, guard=True) as agent, Emitter(path) as rank:
+        agent.emit("HEARTBEAT", "alive", ranks=1)
+        agent.bound(10_000)
+        assert len(events_of(path)) == 1, "it is small"
+        for step in range(200):
+            rank.emit("STEP", "metrics", step=step)
+        size = path.stat().st_size
+        agent.bound(10_000)
+        rank.emit("STEP", "metrics", step=200)
+    assert path.stat().st_size < 1_000 < 10_000 < size
+    assert [event.event for event in events_of(path)] == ["events_lost", "events_cut", "metrics"]
+    assert events_of(path)[1].data["cut_bytes"] == size

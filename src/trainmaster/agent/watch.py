@@ -101,6 +101,11 @@ class Watch:
             self._folder.log(f"heartbeat not written: {error}")
         return True
 
+    def bound_events(self) -> None:
+        """Keep the event file from filling the disk."""
+        with contextlib.suppress(OSError):
+            self._events.bound()
+
     def asked(self) -> Stop | None:
         """The first request to stop, once there is one."""
         if self.orphaned_at is None and is_gone(self._owner):

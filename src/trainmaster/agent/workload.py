@@ -25,8 +25,8 @@ from trainmaster.agent.stopped import StoppedRanks
 from trainmaster.agent.watch import ORPHAN_GRACE_S, Stop, Watch
 from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
-from trainmaster.core.plan import (
 from trainmaster.core.files import append_plain
+from trainmaster.core.plan import (
     ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE,
@@ -60,8 +60,8 @@ class _Parts:
     watch: Watch
     written: _Copied
     group: Group | None
-
     stopped: StoppedRanks
+
 
 @dataclass(slots=True)
 class _Stopping:
@@ -211,6 +211,7 @@ def _supervise(
     while True:
         for copied in parts.written:
             copied.copy()
+        watch.bound_events()
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
@@ -232,10 +233,10 @@ def _supervise(
         if stopping and not stopping.forced and time.monotonic() >= stopping.deadline:
             stopping.forced, stopping.killed = True, len(alive)
             _send(alive, signal.SIGKILL)
-        if watch.beat(ranks=len(alive)):
-            reap({rank.process.pid for rank in ranks})
         if not stopping:
             parts.stopped.look(alive)
+        if watch.beat(ranks=len(alive)):
+            reap({rank.process.pid for rank in ranks})
         watch.sleep(*(group.sockets() if group is not None else ()))
 
 

@@ -10,6 +10,9 @@ A line longer than `LINE_LIMIT` is not held in memory: it is stored as faults, c
 start, and the stream's row records that the offset lies inside such a line. Its bytes need no parsing and are read in
 larger steps: a sparse file of a gigabyte must not keep its job for minutes.
 
+A job has a quota of what its events take in the database. Over it a fault marks the place, and what follows is read,
+so that the offset moves on and the job counts as heard, and is not kept.
+
 The bytes before the offset identify the file. If they are no longer there, the file was truncated, replaced or removed:
 a fault marks the place, and the file that is there now is read from its start, at the offsets behind the mark.
 """
@@ -17,13 +20,14 @@ a fault marks the place, and the file that is there now is read from its start, 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import tzinfo
 
-from trainmaster.control import failpoints
+from trainmaster.control import failpoints, quotas
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import events
+from trainmaster.store import event_quota, events
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow
@@ -40,6 +44,8 @@ _FAULT_CHARACTERS = 500
 _TOO_LONG = "part of a line that is too long to keep"
 _REPLACED = "the event file was truncated, replaced or removed here; what it holds now is read from its start"
 
+log = logging.getLogger(__name__)
+
 # Read of the stream: (offset, limit) → bytes, empty at the end.
 Read = Callable[[int, int], Awaitable[bytes]]
 
@@ -54,15 +60,19 @@ async def ingest(
     last: bool = False,
     chunk: int = CHUNK,
     line_limit: int = LINE_LIMIT,
+    kept_limit: float | None = None,
 ) -> bool:
     """One pass from the acknowledged offset. True if it reached the end of the stream.
 
-    `last`: no process writes to the stream any more; the half line at its end is stored too.
+    `last`: no process writes to the stream any more; the half line at its end is stored too. `kept_limit`: bytes that
+    the events of the job may take; not given: as the environment says.
     """
     seen = await asyncio.to_thread(events.find_stream, db, attempt, stream)
     start, inside, base, tail = seen.offset, seen.inside, seen.base, seen.tail
     held = b""  # bytes behind `start` that are not yet a whole line
     taken, replaced, size = 0, False, TransactionSize()
+    kept_limit = quotas.read_events_limit() if kept_limit is None else kept_limit
+    room = kept_limit - await asyncio.to_thread(event_quota.count_kept, db, attempt)
     while taken < PASS_LIMIT:
         # Never more than the limit in hand: a line is then too long or not, whatever sizes the reads have.
         limit = min(line_limit if inside else chunk, line_limit - len(held))
@@ -72,26 +82,55 @@ async def ingest(
             return False  # twice in one pass: the next one tries again
         if got is None:
             replaced = True
-            begin = await asyncio.to_thread(_begin_file, db, seen, offset=start)
+            begin = await asyncio.to_thread(_begin_file, db, seen, offset=start, silent=room <= 0)
             if begin is None:
                 return False
             base, start, inside, tail = begin, begin, False, b""
             continue
         got = got or await read(place, limit)
-        taken += len(got) // _SKIP_WEIGHT if inside else len(got)
+        taken += len(got) // _SKIP_WEIGHT if inside or room <= 0 else len(got)
         held += got
-        lines, inside = await asyncio.to_thread(
-            cut, held, offset=start, zone=zone, inside=inside, last=last and not got, line_limit=line_limit
-        )
-        if lines:
-            if not await asyncio.to_thread(_store, db, seen, lines, held, inside=inside, tail=tail, size=size):
-                return False  # another reader was first: the next pass begins where it stopped
-            end = lines[-1].offset + lines[-1].length
-            tail = tail_of(tail, held[: end - start])
-            held, start = held[end - start :], end
+        if room > 0:
+            lines, inside = await asyncio.to_thread(
+                cut, held, offset=start, zone=zone, inside=inside, last=last and not got, line_limit=line_limit
+            )
+            kept, room = _fit(lines, room)
+            if kept:
+                if not await asyncio.to_thread(_store, db, seen, kept, held, inside=inside, tail=tail, size=size):
+                    return False  # another reader was first: the next pass begins where it stopped
+                end = kept[-1].offset + kept[-1].length
+                tail = tail_of(tail, held[: end - start])
+                held, start = held[end - start :], end
+        if held and room <= 0:
+            if not await asyncio.to_thread(_drop, db, seen, held, offset=start, tail=tail):
+                return False
+            tail, start, inside, held = tail_of(tail, held), start + len(held), not held.endswith(b"\n"), b""
         if not got:
             return True
     return False
+
+
+def _fit(lines: Sequence[Line], room: float) -> tuple[Sequence[Line], float]:
+    """The lines that the quota has room for, and how much is left: none where one did not fit."""
+    for count, line in enumerate(lines):
+        weight = event_quota.weigh(line)
+        if weight > room:
+            return lines[:count], 0
+        room -= weight
+    return lines, room
+
+
+def _drop(db: Database, seen: StreamRow, raw: bytes, *, offset: int, tail: bytes | None) -> bool:
+    """Move on behind bytes that are over the quota, with one mark; False if another reader was first."""
+    silent = event_quota.is_cut(db, seen.attempt, seen.stream)
+    if not silent:
+        log.warning("attempt %s: %s (%s)", seen.attempt, event_quota.CUT, quotas.EVENTS_VARIABLE)
+    mark, inside = Line(offset=offset, length=len(raw), fault=event_quota.CUT, text=""), not raw.endswith(b"\n")
+    chunk = Chunk(
+        attempt=seen.attempt, stream=seen.stream, lines=[mark], inside=inside, tail=tail_of(tail, raw), silent=silent
+    )
+    with failpoints.around("commit lines", offset), db.write() as conn:
+        return events.append_chunks(conn, [chunk])[0]
 
 
 async def read_on(read: Read, *, offset: int, limit: int, tail: bytes) -> bytes | None:
@@ -112,11 +151,15 @@ def mark_unreadable(db: Database, attempt: str, why: str, *, stream: str = EVENT
         _begin_file(db, seen, offset=seen.offset, fault=f"the event file cannot be read: {why}"[:_FAULT_CHARACTERS])
 
 
-def _begin_file(db: Database, seen: StreamRow, *, offset: int, fault: str = _REPLACED) -> int | None:
+def _begin_file(
+    db: Database, seen: StreamRow, *, offset: int, fault: str = _REPLACED, silent: bool = False
+) -> int | None:
     """Mark that the file is another one; the offset at which it begins, or None if another reader was first."""
     mark = Line(offset=offset, length=1, fault=fault, text="")
     base = offset + 1
-    chunk = Chunk(attempt=seen.attempt, stream=seen.stream, lines=[mark], inside=False, tail=b"", base=base)
+    chunk = Chunk(
+        attempt=seen.attempt, stream=seen.stream, lines=[mark], inside=False, tail=b"", base=base, silent=silent
+    )
     with failpoints.around("commit new file", offset), db.write() as conn:
         return base if events.append_chunks(conn, [chunk])[0] else None
 

@@ -1,6 +1,7 @@
 """What a job may leave on the disk of the server: a quota, and room that stays free for the database and other jobs.
 
-Only where files are kept in a folder of this machine. An object store has limits of its own.
+Of files only where they are kept in a folder of this machine: an object store has limits of its own. Of events always:
+they are rows of the database.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from trainmaster.core.errors import TargetError, UsageError
 from trainmaster.storage import Store
 
 VARIABLE, DEFAULT_GIB = "TRAINMASTER_JOB_QUOTA_GIB", 500.0
+EVENTS_VARIABLE, EVENTS_DEFAULT_GIB = "TRAINMASTER_EVENTS_QUOTA_GIB", 4.0  # 5 million steps of our trainer
 _ROOM_BYTES = 256 << 20  # that stays free on the disk, or a twentieth of a smaller one
 _GIB = 2**30
 
@@ -52,12 +54,17 @@ def open_quota(storage: Store, stored_bytes: int) -> Quota:
     return Quota(folder=existing, limit_bytes=read_limit(os.environ.get(VARIABLE)), stored_bytes=stored_bytes)
 
 
-def read_limit(text: str | None) -> float:
+def read_events_limit() -> float:
+    """Bytes that the events of one job may take in the database."""
+    return read_limit(os.environ.get(EVENTS_VARIABLE), variable=EVENTS_VARIABLE, default=EVENTS_DEFAULT_GIB)
+
+
+def read_limit(text: str | None, *, variable: str = VARIABLE, default: float = DEFAULT_GIB) -> float:
     """Bytes from the environment. UsageError if it is no positive number."""
     try:
-        gib = float(text) if text else DEFAULT_GIB
+        gib = float(text) if text else default
     except ValueError:
         gib = 0.0
     if not 0 < gib < 1e9:
-        raise UsageError(f"{VARIABLE}: {text!r} is no number of GiB; write for example 500, or unset it")
+        raise UsageError(f"{variable}: {text!r} is no number of GiB; write for example {default:g}, or unset it")
     return gib * _GIB

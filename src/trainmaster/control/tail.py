@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from trainmaster.control import failpoints
+from trainmaster.control import failpoints, quotas
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
 from trainmaster.control.node_events import ingest_nodes
@@ -24,7 +24,7 @@ from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Stage
-from trainmaster.store import events, jobs
+from trainmaster.store import event_quota, events, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.leases import RunningRow
@@ -49,6 +49,7 @@ class _Known:
     target: Target
     zone: tzinfo
     later_nodes: bool  # it runs on several machines, each with a file of its own
+    room: float  # for events of this stream in the quota of the job, when it was first visited
 
 
 class Tail:
@@ -92,7 +93,11 @@ class Tail:
             return None
         target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
         later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
-        known = _Known(job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later)
+        kept = await asyncio.to_thread(event_quota.count_kept, self._context.db, attempt.id)
+        known = _Known(
+            job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later,
+            room=quotas.read_events_limit() - kept + row.kept,
+        )  # fmt: skip
         self._known[row.attempt] = known
         return known
 
@@ -119,6 +124,8 @@ class Tail:
         )
         if len(lines) > self._group_commit.size.lines:
             return True  # more than one transaction
+        if row.kept + sum(map(event_quota.weigh, lines)) > known.room:
+            return True  # over the quota, or nearly
         if not lines:
             self._not_before[row.attempt] = time.monotonic() + self._quiet_s
             return False

@@ -160,6 +160,11 @@ CATALOG: tuple[EventType, ...] = (
         ("left_bytes", "int", "size of the file when this was seen"),
     ),
     _entry(
+        "HEARTBEAT", "events_cut", "agent",
+        "The event file had become too large for its disk and was emptied: lines before this one may be missing.",
+        ("cut_bytes", "int", "size of the file when this was seen"),
+    ),
+    _entry(
         "START", "part", "trainer", "One part of the start of the ranks is done, on rank 0.",
         ("part", "text", "`fork`, `imports`, `device`, `rendezvous`, `build`, `load`, `compile` or `first_step`"),
         ("seconds", "number", "how long it took"),
@@ -338,9 +343,6 @@ CATALOG: tuple[EventType, ...] = (
         ("collective", "text", "the collective that the others wait in"),
         ("why", "text", "evidence, in one line"),
     ),
-)  # fmt: skip
-
-_BY_NAME: Mapping[tuple[str, str], EventType] = {(entry.phase, entry.event): entry for entry in CATALOG}
     _entry(
         "WATCH", "stopped", "agent", "A process of a rank was stopped (SIGSTOP, a debugger): nothing goes on.",
         ("rank", "int", "rank"),
@@ -354,3 +356,6 @@ _BY_NAME: Mapping[tuple[str, str], EventType] = {(entry.phase, entry.event): ent
         ("seconds", "number", "how long it was stopped"),
         ("why", "text", "the same as a sentence"),
     ),
+)  # fmt: skip
+
+_BY_NAME: Mapping[tuple[str, str], EventType] = {(entry.phase, entry.event): entry for entry in CATALOG}

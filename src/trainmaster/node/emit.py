@@ -24,6 +24,7 @@ from trainmaster.core.event_catalog import CHECK_VARIABLE, list_faults
 from trainmaster.core.events import Event, render
 
 Fsync = Literal["always", "marks", "never"]
+FILE_LIMIT = 4 << 30  # bytes of an event file; the server keeps no more of a job either (control/quotas.py)
 _GUARDED = 64  # bytes of the last line that are compared
 _TAIL = 1 << 16  # bytes read back at first to find the last good line
 
@@ -78,6 +79,20 @@ class Emitter:
         if self._fsync == "always" or (self._fsync == "marks" and phase not in ("STEP", "HEARTBEAT")):
             os.fsync(self._fd)
         return written
+
+    def bound(self, limit_bytes: int = FILE_LIMIT) -> None:
+        """Empty the file where it has grown beyond any use: a program that writes without end must not fill the disk.
+
+        The next reader sees another file, and this says that lines are gone.
+        """
+        with self._mutex:
+            self._follow_file()
+            size = os.fstat(self._fd).st_size
+            if size <= limit_bytes:
+                return
+            with _locked(self._fd):
+                os.ftruncate(self._fd, 0)
+        self.emit("HEARTBEAT", "events_cut", cut_bytes=size)
 
     def _emit(self, phase: str, event: str, **data: Any) -> None:
         self._append(Event(phase=phase, event=event, ts=self._now(), iteration=None, epoch=None, data=data))

@@ -32,6 +32,7 @@ from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database, is_unavailable
+from trainmaster.store.event_quota import weigh
 from trainmaster.store.projection import PHASES, project
 from trainmaster.store.rows import StreamRow
 
@@ -50,6 +51,7 @@ class Chunk:
     stream: str = EVENTS_FILE
     tail: bytes | None = None  # last bytes of the file before the new offset; None: not known
     base: int | None = None  # offset at which a new file begins; None: still the same file
+    silent: bool = False  # the offset moves on and no line is kept
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,13 +83,14 @@ def append_chunks(conn: Connection, chunks: Sequence[Chunk]) -> list[bool]:
     fresh = [chunk for chunk in chunks if offsets[chunk.key] == chunk.lines[0].offset]
     if fresh:
         _acknowledge(conn, fresh)
-        _insert(conn, fresh)
-        _project(conn, fresh)
+    if kept := [chunk for chunk in fresh if not chunk.silent]:
+        _insert(conn, kept)
+        _project(conn, kept)
     stored = {chunk.key for chunk in fresh}
     return [chunk.key in stored for chunk in chunks]
 
 
-_UNREAD = {"offset": 0, "inside": False, "base": 0}
+_UNREAD = {"offset": 0, "inside": False, "base": 0, "kept": 0}
 
 
 def _offsets(conn: Connection, attempts: Sequence[str]) -> dict[tuple[str, str], int]:
@@ -100,7 +103,13 @@ _STREAM = (t.streams.c.attempt == bindparam("of_attempt"), t.streams.c.stream ==
 _MOVE = (
     update(t.streams)
     .where(*_STREAM)
-    .values(offset=bindparam("end"), inside=bindparam("within"), heard_at=bindparam("at"), tail=bindparam("last"))
+    .values(
+        offset=bindparam("end"),
+        inside=bindparam("within"),
+        heard_at=bindparam("at"),
+        tail=bindparam("last"),
+        kept=t.streams.c.kept + bindparam("more"),
+    )
 )
 _REBASE = update(t.streams).where(*_STREAM).values(base=bindparam("start"))
 _HEAR = update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=bindparam("at"), stalled_at=None)
@@ -123,6 +132,7 @@ def _acknowledge(conn: Connection, chunks: Sequence[Chunk]) -> None:
                 "within": chunk.inside,
                 "last": chunk.tail.hex() if chunk.tail is not None else None,
                 "at": at,
+                "more": 0 if chunk.silent else sum(map(weigh, chunk.lines)),
             }
             for chunk in chunks
         ],

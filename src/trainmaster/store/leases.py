@@ -100,13 +100,14 @@ class RunningRow:
     inside: bool
     base: int = 0
     tail: bytes | None = None
+    kept: int = 0
 
 
 def list_running(db: Database, token: str) -> list[RunningRow]:
     """Running jobs of this token without a stop request and without a failed last tick."""
     j, a, s = t.jobs.c, t.attempts.c, t.streams.c
     query = (
-        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail)
+        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail, s.kept)
         .select_from(t.jobs)
         .join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
         .outerjoin(t.streams, (s.attempt == a.id) & (s.stream == EVENTS_FILE))
@@ -128,9 +129,9 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
         RunningRow(
             job_id=job, attempt=attempt, report=TargetState(report) if report is not None else None, message=message,
             heard_at=heard, offset=offset or 0, inside=bool(inside), base=base or 0,
-            tail=bytes.fromhex(tail) if tail is not None else None,
+            tail=bytes.fromhex(tail) if tail is not None else None, kept=kept or 0,
         )
-        for job, attempt, report, message, heard, offset, inside, base, tail in rows
+        for job, attempt, report, message, heard, offset, inside, base, tail, kept in rows
     ]  # fmt: skip
 
 

@@ -74,6 +74,7 @@ class StreamRow:
     heard_at: datetime | None = None  # when it last grew
     base: int = 0  # offset at which the present file begins: more than 0 after it was truncated or replaced
     tail: bytes | None = None  # last bytes of the file before `offset`, to recognise it again
+    kept: int = 0  # bytes that its lines take in the database, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,11 +117,12 @@ streams = Table(
     metadata,
     Column("attempt", String(64), ForeignKey("attempts.id"), primary_key=True),
     Column("stream", String(255), primary_key=True),
-    Column("offset", big(), nullable=False),  # every byte before it is in `events`, none after it
+    Column("offset", big(), nullable=False),  # every byte before it is in `events` or over the quota, none after it
     Column("heard_at", UtcTime),  # when it last grew
     Column("inside", Boolean, nullable=False),  # the offset lies inside a line too long to be kept whole
     Column("base", big(), nullable=False, server_default=text("0")),  # offset at which the present file begins
     Column("tail", String(128)),  # last bytes before the offset, as hex: another file at this place differs
+    Column("kept", big(), nullable=False, server_default=text("0")),  # bytes that its lines take here, about
 )
 
 events = Table(

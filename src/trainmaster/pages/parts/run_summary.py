@@ -17,6 +17,7 @@ from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, R
 from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
 from trainmaster.pages.parts.downsample import Curve, number, text, whole
+from trainmaster.store.event_quota import CUT
 from trainmaster.store.events import ScannedEvent
 
 _LOSS_POINTS = 600  # of the large chart; a screen shows no more
@@ -199,7 +200,6 @@ class RunSummary:
             name = f"node {whole(row.data, 'node')}" if rank is None else f"rank {rank}"
             share = "" if score is None else f" by {score:.0%} of a step"
             self._warnings.append(f"{name} is slow{share} ({text(row.data, 'what')}), since step {step}")
-        elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
         elif row.event in ("stopped", "continued"):
             pid = whole(row.data, "pid")
             told = f"rank {whole(row.data, 'rank')} is stopped (process {pid}); `kill -CONT {pid}` lets it go on"
@@ -207,6 +207,7 @@ class RunSummary:
                 self._warnings.remove(told)
             if row.event == "stopped":
                 self._warnings.append(told)
+        elif row.event == "hang" and why is not None and why not in self._warnings:  # told early, and again at the end
             self._warnings.append(why)
 
     def _add_checkpoint(self, row: Event | ScannedEvent) -> None:
@@ -268,6 +269,8 @@ class RunSummary:
 
     def _add_garbage(self, row: Event | ScannedEvent) -> None:
         self._garbage_lines += 1
+        if row.fault == CUT:
+            self._warnings.append(CUT)
         if len(self._garbage) < _GARBAGE_SHOWN:
             self._garbage.append(
                 Garbage(

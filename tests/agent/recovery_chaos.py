@@ -224,11 +224,11 @@ class Run:
         return any(_state(self._agent(node)) in (None, "Z", "X") for node in range(NODES))
 
     def _release(self) -> int:
-        """End the attempt on every node, as a target does; the processes that are left after that."""
-        for plan in self._plans:
-            path = Path(plan.folder) / PLAN_FILE
-            words = [sys.executable, "-m", "trainmaster.agent", "--kill", str(path)]
-            subprocess.run(words, check=True, env={**os.environ, "PYTHONPATH": SOURCE})
+        """End the attempt on every node at once, as a target does; the processes that are left after that."""
+        words = [sys.executable, "-m", "trainmaster.agent", "--kill"]
+        env = {**os.environ, "PYTHONPATH": SOURCE}
+        ending = [subprocess.Popen([*words, str(Path(plan.folder) / PLAN_FILE)], env=env) for plan in self._plans]
+        assert [one.wait() for one in ending] == [0] * len(ending)
         assert self._launcher is not None
         with contextlib.suppress(ProcessLookupError):
             self._launcher.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,30 @@ def test_before_the_verdict_is_due_only_leaders_read_every_status(
     watchdog._over.set()
     watching.join()
     assert store.values == values
+
+
+def test_a_store_that_stands_still_keeps_no_rank_beyond_its_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process is stopped: it takes every question and answers none."""
+    limit_s, still, exits = 4.0, threading.Event(), list[float]()
+    waiting = replace(waiting_since(0).waiting[0], limit_s=limit_s)
+
+    class Still:
+        def check(self, _keys: list[str]) -> bool:
+            return still.wait()
+
+        def set(self, _key: str, _value: str) -> None:
+            still.wait()
+
+    monkeypatch.setattr(flight_recorder, "read", lambda: Trace(waiting=(waiting,), begun=(waiting,)))
+    watchdog = watchdog_of(8, Still(), per_node=8, timeout_s=limit_s)  # type: ignore[arg-type]
+
+    def leave(code: int) -> None:
+        assert code == 1
+        exits.append(time.time() - waiting.since)
+        watchdog._over.set()
+
+    monkeypatch.setattr("trainmaster.train.watch.watchdog._exit", leave)
+    watchdog._watch()
+    still.set()
+    assert 0.9 * limit_s <= exits[0] < 1.25 * limit_s, "three questions of 2 s each would take it to 7 s"
+    assert watchdog._hang is not None and watchdog._hang.ranks == (0,), "who has the store is named"

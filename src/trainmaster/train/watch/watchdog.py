@@ -12,6 +12,7 @@ is done: a long compilation does not poll, and there is nothing to save.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import threading
@@ -64,6 +65,7 @@ class Watchdog:
         self._threads: list[threading.Thread] = []
         self._connect: Callable[[], Store] | None = None
         self._first: _Look | None = None
+        self._has_store = True  # it answered the last question
         self._hang: Hang | None = None
         # The time in which a stop may end the process at once.
         self._window = threading.Lock()
@@ -174,7 +176,7 @@ class Watchdog:
             elif share >= _GIVE_UP_AT:
                 self._give_up(trace)
             elif self._first is None and (self._leads or share >= _ALONE_AT):
-                self._first = time.monotonic(), self._statuses()
+                self._first = time.monotonic(), self._statuses(_end_of(trace))
             elif share >= _SAY_AT and not warned and (verdict := self._judge(trace, share)):
                 self._hang = verdict
                 self._tell(self._hang)
@@ -192,17 +194,17 @@ class Watchdog:
             return verdict
         if self._first is None or (not self._leads and share < _ALONE_FIND_AT):
             return None
-        verdict = self._find(trace, self._first)
-        self._answered(lambda store: store.set(_hang_key(trace), hang.render_hang(verdict)))
+        verdict = self._find(trace, self._first, by=_end_of(trace))
+        self._answered(lambda store: store.set(_hang_key(trace), hang.render_hang(verdict)), by=_end_of(trace))
         return verdict
 
     def _published(self, trace: flight_recorder.Trace) -> Hang | None:
         key = _hang_key(trace)
-        text = self._answered(lambda store: store.get(key) if store.check([key]) else None)
+        text = self._answered(lambda store: store.get(key) if store.check([key]) else None, by=_end_of(trace))
         return hang.parse_hang(text) if text is not None else None
 
-    def _answered(self, ask: Callable[[Store], Any]) -> Any:
-        """The answer of the store; None where it does not answer in time."""
+    def _answered(self, ask: Callable[[Store], Any], *, by: float = math.inf) -> Any:
+        """The answer of the store; None where it does not answer in time, or not `by` this time of the clock."""
         box: list[Any] = []
 
         def work() -> None:
@@ -212,11 +214,11 @@ class Watchdog:
         # In a thread of its own: a store whose process is stopped takes the question and never answers.
         asking = threading.Thread(target=_quietly, args=(work,), daemon=True)
         asking.start()
-        asking.join(timeout=max(2.0, self._timeout_s / 10))
+        asking.join(timeout=min(max(2.0, self._timeout_s / 10), max(self._beat_s, by - time.time())))
         return box[0] if box else None
 
-    def _find(self, trace: flight_recorder.Trace, first: _Look) -> Hang:
-        (since, before), now = first, self._statuses()
+    def _find(self, trace: flight_recorder.Trace, first: _Look, *, by: float) -> Hang:
+        (since, before), now = first, self._statuses(by)
         quiet_s = time.monotonic() - since
         views = [
             RankView(process=who, status=new, silent_s=quiet_s if _same(old, new) else 0.0, state=_state(who))
@@ -224,7 +226,7 @@ class Watchdog:
         ]
         return hang.attribute(views, trace, step=self.step, now=time.time())
 
-    def _statuses(self) -> list[RankStatus | None]:
+    def _statuses(self, by: float = math.inf) -> list[RankStatus | None]:
         """Status of every rank. If the store does not answer, only rank 0's is missing: it holds the store."""
         keys = [_key(who.rank) for who in self._everyone]
 
@@ -234,7 +236,8 @@ class Watchdog:
             values = dict(zip(known, store.multi_get(known), strict=True))
             return [values.get(key, b"") for key in keys]
 
-        texts: list[bytes] | None = self._answered(read)
+        texts: list[bytes] | None = self._answered(read, by=by)
+        self._has_store = texts is not None
         if texts is None:
             alive = RankStatus(beats=time.monotonic_ns(), doing="train", step=self.step, trace=flight_recorder.read())
             return [None if who.rank == 0 else alive for who in self._everyone]
@@ -249,7 +252,8 @@ class Watchdog:
         # Not asked again: another rank may have given up a moment ago and taken the store with it.
         verdict = self._hang or self._published(trace)
         if verdict is None:
-            verdict = self._find(trace, self._first or (time.monotonic(), self._statuses()))
+            by = _end_of(trace)
+            verdict = self._find(trace, self._first or (time.monotonic(), self._statuses(by)), by=by)
         self._tell(verdict)
         self._run_log.alarm(f"{verdict.line}; gave up after {time.time() - trace.waiting[0].since:.0f} s")
         _exit(1)
@@ -259,8 +263,9 @@ class Watchdog:
         if self._connect is None:
             return None
         first = time.monotonic(), self._statuses()
-        time.sleep(3 * self._beat_s)
-        verdict = self._find(flight_recorder.Trace(), first)
+        if self._has_store:  # else rank 0 is gone, and the others wait for this rank to say so
+            time.sleep(3 * self._beat_s)
+        verdict = self._find(flight_recorder.Trace(), first, by=math.inf if self._has_store else 0.0)
         return verdict.line.removeprefix(hang.MARK).split("; ")[0].strip() if verdict.ranks else None
 
 
@@ -276,6 +281,11 @@ def exchange_ranks(rank_info: RankInfo) -> tuple[list[RankProcess], Callable[[],
     everyone: list[Any] = [None] * rank_info.world_size
     dist.all_gather_object(everyone, mine)
     return everyone, lambda: rendezvous.connect(rank_info)
+
+
+def _end_of(trace: flight_recorder.Trace) -> float:
+    """When this rank gives up the collective that it waits in: a store that stands still must not keep it longer."""
+    return trace.waiting[0].since + _GIVE_UP_AT * trace.waiting[0].limit_s if trace.waiting else math.inf
 
 
 def _hang_key(trace: flight_recorder.Trace) -> str:

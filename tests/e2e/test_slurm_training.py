@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +17,7 @@ from reconciling import drive
 from slurm import Cluster
 from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Status
+from trainmaster.core.states import Reason, Status
 from trainmaster.store import attempts, events
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
@@ -101,6 +102,65 @@ def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_r
     assert len(started) == 2, "the event file of the restart goes on from the first"
     with capsys.disabled():
         print(f"\n[slurm] {lost[0][0]} lost, requeued, resumed and completed {took_s:.1f} s later", end="")
+
+
+def with_a_spare(target: str) -> dict[str, Any]:
+    return {
+        "name": "trio", "target": target, "train": CONFIG, "resources": {"nodes": 2, "spares": 1},
+        "preflight": {"level": 0}, "limits": {"attempts": 1, "grace_s": 20}, "env": {"OMP_NUM_THREADS": "1"},
+        "slurm": {"gpus_per_node": 1, "gpu_type": "h100"},
+    }  # fmt: skip
+
+
+def run_and_lose(db: Database, home: Path, slurm: Cluster, job: JobRow, *, node: int) -> tuple[JobRow, str, str]:
+    """Run a job, and switch one of its nodes off once something was saved: its end, that node, and Slurm's state."""
+    shared, lost, state = slurm.folder / "shared" / "jobs" / job.id, list[str](), ""
+
+    def lose(now: JobRow) -> None:
+        handle = attempts.list_attempts(db, job.id)[-1].handle if now.attempts else None
+        if not lost and handle is not None and any((shared / "checkpoints").glob("step-*0/manifest.json")):
+            nodes = slurm.call("squeue", "-h", "-j", str(handle["slurm_job"]), "-o", "%N").strip()
+            lost.append(slurm.call("scontrol", "show", "hostnames", nodes).split()[node])
+            slurm.kill_node(lost[0])
+
+    try:
+        ended = drive(db, home, job, lose)
+        handle = attempts.list_attempts(db, job.id)[-1].handle
+        assert handle is not None
+        number = str(handle["slurm_job"])
+        state = slurm.call("squeue", "-h", "--states=all", "-j", number, "-o", "%T", check=False).strip()
+    finally:
+        if lost:
+            slurm.restart_node(lost[0])
+            slurm.call("scontrol", "update", f"nodename={lost[0]}", "state=resume", check=False)
+    return ended, lost[0], state
+
+
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
+def test_a_spare_takes_the_place_of_a_lost_node_in_the_same_slurm_job(
+    db: Database, tmp_path: Path, slurm: Cluster, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = with_a_spare(target)
+    job = submitting.submit(db, parse_spec(spec))
+    ended, lost, state = run_and_lose(db, tmp_path, slurm, job, node=1)
+    assert ended.status is Status.COMPLETED, (ended.reason, ended.message)
+    assert (ended.attempts, state) == (1, "COMPLETED"), "the same Slurm job"
+    recoveries = list(events.list_events(db, job.id, phase="RECOVERY", limit=1000))
+    assert [(row.event, row.data["how"]) for row in recoveries] == [("start", "spare"), ("done", "spare")]
+    found = losses(db, job.id)
+    plain = {key: spec[key] for key in ("name", "train", "preflight", "env")}
+    whole = submitting.submit(db, parse_spec({**plain, "resources": {"processes_per_node": 2}}))
+    assert drive(db, tmp_path, whole).status is Status.COMPLETED
+    assert losses(db, whole.id) == found, "the same losses as undisturbed"
+    with capsys.disabled():
+        print(f"\n[slurm] {lost} lost, a spare took over: {recoveries[-1].data}", end="")
+
+
+@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
+def test_the_loss_of_node_0_ends_a_job_with_a_spare(db: Database, tmp_path: Path, slurm: Cluster, target: str) -> None:
+    job = submitting.submit(db, parse_spec(with_a_spare(target)))
+    ended, _, state = run_and_lose(db, tmp_path, slurm, job, node=0)
+    assert (ended.status, ended.reason) == (Status.FAILED, Reason.NODE_LOST), (ended.message, state)
 
 
 # Jobs of `urgent` take the nodes of those in `gpu`, which get a minute to save and are then requeued.

@@ -37,6 +37,7 @@ from trainmaster.remote import devices, frames
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.remote.data import kind_of
 from trainmaster.remote.files import Answer, NodeFiles
+from trainmaster.remote.members import parse_members
 from trainmaster.remote.pull import Object, pull
 
 _ATTEMPT = re.compile(rf"({UUID_PATTERN})\.([0-9]{{1,6}})")
@@ -271,12 +272,10 @@ def _expand(plan: str) -> Plan:
 
 
 def _read_members(path: Path) -> list[int] | None:
-    """Number of the node in each place, as the agent of node 0 says; None: no spare has taken one."""
     try:
-        value = json.loads(read_small(path))
-    except (OSError, ValueError, RecursionError):
+        return parse_members(read_small(path))
+    except OSError:
         return None
-    return value if isinstance(value, list) and all(isinstance(number, int) for number in value) else None
 
 
 def _own_address() -> str:

@@ -18,8 +18,8 @@ def find_stream(stream: str, *, nodes: int, ranks_per_node: int) -> tuple[int, s
     """The node that has a stream, and its name there."""
     if nodes > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < nodes:
         return int(inner[1]), f"{OUTPUTS_FOLDER}/{inner[2]}"
-    if (log := _SPARE_LOG.fullmatch(stream)) and int(log[2]) < nodes:
-        return int(log[2]), f"{log[1]}.log"
+    if spare := find_spare_log(stream, nodes=nodes):
+        return spare
     node, name = split_node_file(stream)
     if 0 < node < nodes:
         return node, name
@@ -35,9 +35,20 @@ def rename(file: FileSize, node: int, *, nodes: int | None = None) -> FileSize:
     """
     if node == 0 or (_RANK_LOG.fullmatch(file.name) and (nodes is None or node < nodes)):
         return file
-    if log := _RANK_LOG.fullmatch(file.name):
-        return replace(file, name=f"rank-{log[1]}.node-{node}.log")
+    if _RANK_LOG.fullmatch(file.name):
+        return replace(file, name=name_spare_log(file.name, node))
     if file.name in _OWN:
         return replace(file, name=node_file(file.name, node))
     inner = file.name.removeprefix(OUTPUTS_FOLDER)
     return replace(file, name=f"{OUTPUTS_FOLDER}/node-{node}{inner}")
+
+
+def name_spare_log(name: str, node: int) -> str:
+    """Name of a rank's log on a spare: the node whose place it took has one too."""
+    return f"{name.removesuffix('.log')}.node-{node}.log"
+
+
+def find_spare_log(stream: str, *, nodes: int) -> tuple[int, str] | None:
+    """The spare that has the log of a rank, and its name there; None for other streams."""
+    log = _SPARE_LOG.fullmatch(stream)
+    return (int(log[2]), f"{log[1]}.log") if log and int(log[2]) < nodes else None

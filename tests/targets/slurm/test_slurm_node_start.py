@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from trainmaster.core.errors import TargetError
-from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, LOCK_FILE, PLAN_FILE, STOP_FILE, Plan
+from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, LOCK_FILE, MEMBERS_FILE, PLAN_FILE, STOP_FILE, Plan
 from trainmaster.core.spec import parse_spec
 from trainmaster.remote.slurm import node_start
 from trainmaster.remote.slurm.layout import node_folder, read_restart
@@ -48,6 +49,35 @@ def test_tasks_of_an_array_are_runs_of_their_own(base: Path) -> None:
     assert plan.mark == "j.1/3" and Path(plan.folder).name == "1-task-3-node-0"
     other = node_start.prepare(base, {**env, "SLURM_JOB_ID": "20", "SLURM_ARRAY_TASK_ID": "4"})
     assert other.mark == "j.1/4"
+
+
+@pytest.mark.parametrize(
+    ("node", "record", "members", "spares", "dispensable"),
+    [
+        (1, "{}", None, 1, False),  # its end is that of the attempt
+        (1, "{}", [0, 2], 1, True),  # a spare has its place
+        (2, "{}", None, 1, True),  # a spare that failed its pre-flight
+        (2, "{}", [0, 2], 1, False),  # a spare that has a place
+        (1, None, None, 1, True),  # its agent was killed: node 0 judges
+        (1, None, None, 0, False),
+        (0, None, [0, 2], 1, False),
+        (1, "{}", [0, 9], 1, False),  # what node 0 wrote is none of this attempt
+    ],
+)
+def test_a_node_that_a_spare_can_replace_does_not_end_the_others(
+    base: Path, node: int, record: str | None, members: list[int] | None, spares: int, dispensable: bool
+) -> None:
+    resources = {"nodes": 2, "spares": spares}
+    spec = parse_spec({"name": "a", "train": {"steps": 8, "batch_sequences": 8}, "resources": resources})
+    folders = [node_folder(base, None, number) for number in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    if record is not None:
+        (folders[node] / EXIT_FILE).write_text(record)
+    if members is not None:
+        (folders[0] / MEMBERS_FILE).write_text(json.dumps(members))
+    plan = Plan(attempt="j.1", spec=spec, folder=str(folders[node]), checkpoints="/c", node_rank=node, master_port=1)
+    assert node_start.is_dispensable(plan, base, ENV) is dispensable
 
 
 def test_a_second_job_of_the_same_attempt_starts_nothing(base: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.remote.slurm.layout import NEVER
 from trainmaster.remote.slurm.parse import SlurmJob
-from trainmaster.targets.slurm.outcome import judge
+from trainmaster.targets.slurm.outcome import has_lost_first, judge
 
 OK = ExitRecord(attempt="a", ok=True, ended_at="2026-01-01T00:00:00+00:00", message="every rank exited with 0")
 STOPPED = replace(OK, ok=False, reason=Reason.PREEMPTED, message="the agent got SIGTERM", resumable=True)
@@ -116,3 +117,15 @@ def test_before_it_is_submitted() -> None:
     assert judge([], facts(job=NEVER, stop="words", stop_at=0.0), attempt="a").exit == replace(
         stopped.exit, reason=Reason.USER_CANCELLED, message="words; it was not submitted"
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "age_s", "ok", "lost"),
+    [(False, 61, False, True), (False, 30, False, False), (True, 61, False, False), (False, 61, True, False)],
+)
+def test_node_0_is_lost_where_another_has_failed_and_it_says_nothing(
+    first: bool, age_s: float, ok: bool, lost: bool
+) -> None:
+    at = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="microseconds")
+    record = ExitRecord(attempt="a", ok=ok, ended_at=at, reason=None if ok else Reason.CRASHED, message="")
+    assert has_lost_first(facts(record if first else None, record), attempt="a") is lost

@@ -19,6 +19,10 @@ from trainmaster.targets.slurm.script import Job, render_script
 from trainmaster.targets.slurm.settings import SlurmSettings, parse_settings
 from trainmaster.targets.slurm.target import Slurm
 
+SPARE: dict[str, Any] = {
+    "command": None, "train": {"steps": 8, "batch_sequences": 8, "device": "cpu"},
+    "resources": {"nodes": 2, "spares": 1},
+}  # fmt: skip
 ATTEMPT = "0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10.1"
 
 
@@ -74,6 +78,40 @@ def test_gpus_are_requested(spec: dict[str, Any], gres: str | None) -> None:
     spec = {key: value for key, value in {"command": ["true"], **spec}.items() if value is not None}
     made = [word for word in directives(script(**{"command": None, **spec})) if word.startswith("--gres")]
     assert made == ([gres] if gres else [])
+
+
+def test_with_a_spare_the_job_has_a_node_more_and_survives_the_loss_of_one() -> None:
+    text = script(**SPARE)
+    assert {"--nodes=3", "--ntasks=3", "--no-kill"} <= set(directives(text))
+    assert "srun --nodes=3 --ntasks=3" in text and "--kill-on-bad-exit=1 --no-kill" in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    assert "--no-kill" not in script(**SPARE | {"resources": {"nodes": 2}})
+
+
+@pytest.mark.parametrize(
+    ("step", "record", "code"),
+    [
+        ("exit 0", '{"ok": true}', 0),
+        ("exit 1", '{"ok": true}', 0),  # srun fails because a node was lost
+        ("sleep 600", '{"ok": true}', 0),  # srun waits for the lost node
+        ("exit 0", '{"ok": false}', 75),
+        ("exit 9", '{"ok": false}', 9),
+        ("exit 9", None, 9),
+    ],
+)
+def test_with_a_spare_the_end_of_node_0_is_that_of_the_job(
+    tmp_path: Path, step: str, record: str | None, code: int
+) -> None:
+    base = tmp_path / "1"
+    first = tmp_path / "1-node-0"
+    first.mkdir()
+    if record is not None:
+        (first / "exit.json").write_text(record)
+    text = script(**SPARE, limits={"grace_s": 2}).replace("/shared/jobs/j/attempts/1", str(base))
+    body = "".join("exec_step &\n" if line.startswith("srun ") else line for line in text.splitlines(True))
+    assert body != text
+    ran = subprocess.run(["bash"], input=f"exec_step() {{ {step}; }}\n{body}", text=True, check=False, timeout=60)
+    assert ran.returncode == code
 
 
 def test_an_array_has_folders_and_logs_by_task() -> None:
@@ -138,6 +176,7 @@ def test_a_queue_is_options_of_sbatch(queue: dict[str, Any], words: set[str]) ->
         ({"queue": {"name": "a"}, "slurm": {"qos": "b"}}, "queue.name", "slurm.qos states b"),
         ({"queue": {"name": "a", "priority": "urgent"}}, "queue.priority", "the QOS top here, and the QOS a"),
         ({"queue": {"preemptible": True}, "slurm": {"requeue": False}}, "queue.preemptible", "slurm.requeue is false"),
+        ({**SPARE, "slurm": {"array": "0-1"}}, "resources.spares", "leave out one of the two"),
     ],
 )
 def test_what_slurm_cannot_do_is_refused(spec: dict[str, Any], path: str, words: str) -> None:

@@ -26,10 +26,11 @@ from typing import Any
 from trainmaster.core.container import SECRETS_FOLDER
 from trainmaster.core.errors import TargetError, Unreachable
 from trainmaster.core.files import read_small, write_whole
-from trainmaster.core.plan import EXIT_FILE, STOP_FILE
+from trainmaster.core.plan import EXIT_FILE, MEMBERS_FILE, STOP_FILE
 from trainmaster.core.states import TargetState
 from trainmaster.remote import frames, job_user
 from trainmaster.remote.attempt_host import AttemptHost
+from trainmaster.remote.members import parse_members
 from trainmaster.remote.package import install
 from trainmaster.remote.slurm import layout, parse
 from trainmaster.remote.slurm.commands import Commands, OutcomeUnknown, failure
@@ -308,6 +309,7 @@ def _facts(place: Path, nodes: int, tasks: Sequence[int] | None, *, end: bool) -
         facts["records"] = [
             _text(_current(place, task, node) / EXIT_FILE, _RECORD_BYTES) for task, node in _units(nodes, tasks)
         ]
+        facts["members"] = parse_members(_text(_current(place, None, 0) / MEMBERS_FILE, _RECORD_BYTES))
         logs = sorted(place.glob("slurm-*.log"), key=lambda path: path.lstat().st_mtime)
         facts["log"] = (_text(logs[-1], _LOG_BYTES, end=True) or "") if logs else ""
     return facts

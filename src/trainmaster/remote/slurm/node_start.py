@@ -1,8 +1,8 @@
 """Node program of a Slurm job: `python -m trainmaster.remote.slurm.node_start BASE`, started by srun once per node.
 
 It writes the plan of this node, with its rank and the address where the ranks meet, runs the agent, and ends with the
-agent's exit code; with 0 where the run was stopped and can go on. After a restart by Slurm (`--requeue`) it first ends
-the earlier agents and takes over their event files and logs. Standard library only.
+agent's exit code; with 0 where the run was stopped and can go on, and where a spare takes its place. After a restart by
+Slurm (`--requeue`) it first ends the earlier agents and takes over their event files and logs. Standard library only.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from trainmaster.core.plan import (
     EVENTS_FILE,
     EXIT_FILE,
     LOCK_FILE,
+    MEMBERS_FILE,
     OUTPUTS_FOLDER,
     PLAN_FILE,
     RESUMABLE_EXIT,
@@ -42,6 +43,7 @@ from trainmaster.core.plan import (
     Plan,
 )
 from trainmaster.core.states import Reason
+from trainmaster.remote.members import find_members, parse_members
 from trainmaster.remote.slurm.layout import OWNER_FILE, RELEASED_FILE, node_folder, read_restart, restart_file
 
 _FENCE_S = 60.0  # beside the spec's grace: for earlier agents to save and end
@@ -63,7 +65,7 @@ def main(words: list[str]) -> int:
     code = _run(plan)
     if options.drain:
         drain_if_failed(Path(plan.folder), os.environ)
-    return 0 if code == RESUMABLE_EXIT else code
+    return 0 if code == RESUMABLE_EXIT or is_dispensable(plan, options.base, os.environ) else code
 
 
 def prepare(base: Path, environ: Mapping[str, str]) -> Plan:
@@ -214,6 +216,24 @@ def _run(plan: Plan) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     return agent.wait()
+
+
+def is_dispensable(plan: Plan, base: Path, environ: Mapping[str, str]) -> bool:
+    """Whether the attempt goes on without this node: srun ends all of them for one exit code but 0.
+
+    Without an exit record its agent was killed, and that of node 0 judges: it has a spare, or ends the attempt.
+    """
+    resources = plan.spec.resources
+    if not resources.spares or plan.node_rank == 0:
+        return False
+    if not (Path(plan.folder) / EXIT_FILE).exists():
+        return True
+    first = node_folder(base, None, 0, int(environ.get("SLURM_RESTART_COUNT", "0")))
+    try:
+        told = parse_members(read_small(first / MEMBERS_FILE))
+    except OSError:
+        told = None
+    return plan.node_rank not in find_members(told, places=resources.nodes, nodes=resources.machines)
 
 
 def drain_if_failed(folder: Path, environ: Mapping[str, str]) -> None:

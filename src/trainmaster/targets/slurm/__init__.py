@@ -38,7 +38,7 @@ TRAITS = Traits(
         "max_wait_s": MAX_WAIT,
     },
     accounts="UNIX-USER",
-    no_spares="a lost node ends the Slurm job; `limits.attempts` brings a new one on other nodes, which resumes",
+    spares="so many more nodes are in the job; a lost node does not end it (sbatch --no-kill)",
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainmaster.core.plan import ExitRecord
@@ -18,6 +18,7 @@ from trainmaster.targets import Poll
 _GUESSED = frozenset({Reason.PREEMPTED, Reason.CRASHED, Reason.SCRIPT_FAILED, Reason.NODE_LOST, Reason.TARGET_ERROR})
 _BY_SLURM = frozenset({"TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "CANCELLED", "BOOT_FAIL"})
 _LINES = 20
+_FIRST_LOST_S = 60.0  # after the end of another node; longer than Slurm takes to end a step (KillWait, 30 s by default)
 
 
 def judge(rows: Sequence[SlurmJob] | None, facts: Mapping[str, Any], *, attempt: str, note: str = "") -> Poll:
@@ -31,6 +32,16 @@ def judge(rows: Sequence[SlurmJob] | None, facts: Mapping[str, Any], *, attempt:
             if translate(row.state).state is state:
                 return Poll(state=state, note=_describe(row, len(rows), str(facts.get("preempted", ""))))
     return _end(rows, facts, attempt)
+
+
+def has_lost_first(facts: Mapping[str, Any], *, attempt: str) -> bool:
+    """Whether node 0 of a job with spares is lost while Slurm lets the job run (`--no-kill`): another node has failed,
+    and neither has node 0 left a record since, nor has its batch script ended the job."""
+    first, *others = (
+        ExitRecord.read(text.encode(), attempt=attempt) if text is not None else None for text in facts["records"]
+    )
+    before = (datetime.now(UTC) - timedelta(seconds=_FIRST_LOST_S)).isoformat(timespec="microseconds")
+    return first is None and any(record is not None and not record.ok and record.ended_at < before for record in others)
 
 
 def _not_submitted(facts: Mapping[str, Any], attempt: str) -> Poll:

@@ -3,6 +3,9 @@
 One srun starts one node program on each node (node_start.py), which writes the node's plan and runs the agent. Before
 the time limit Slurm sends SIGUSR1 to this script, which asks the agents to save and stop.
 
+With spares the loss of a node ends neither the job nor the step (`--no-kill`): the agent of node 0 gives its place to a
+spare. The script runs on node 0, and the run is over when the agent there is.
+
 Slurm requeues a preempted job only when it has killed it at the end of the grace time. A run that saves and ends within
 it would count as failed: with `--requeue` the script puts the job back into the queue itself.
 """
@@ -49,14 +52,27 @@ trap 'ask_to_stop "preempted: Slurm ends the job"' TERM
 
 {srun} &
 step=$!
-while :; do
+{wait}{requeue}exit "$code"
+"""
+_WAIT = """while :; do
   wait "$step"
   code=$?
   kill -0 "$step" 2>/dev/null || break
 done
 # A run that was asked to stop ends with 0 on its nodes, so that no node cuts off the save of another.
 if [ "$code" -eq 0 ] && grep -L '"ok": true' "$units"-node-*"$again"/exit.json | grep -q .; then code=75; fi
-{requeue}exit "$code"
+"""
+# srun waits for a lost node until Slurm gives it up (SlurmdTimeout, 5 minutes by default), and fails because of it.
+_WAIT_WITH_SPARES = """ended="$units-node-0$again/exit.json"
+left={grace_s}  # for the other nodes to end
+while kill -0 "$step" 2>/dev/null && [ "$left" -gt 0 ]; do
+  if [ -e "$ended" ]; then left=$((left - 1)); fi
+  sleep 1 &
+  wait "$!"
+done
+code=75
+if kill -0 "$step" 2>/dev/null; then :; else wait "$step"; code=$?; fi
+if grep -qs '"ok": true' "$ended"; then code=0; elif [ "$code" -eq 0 ]; then code=75; fi
 """
 _REQUEUE = """if [ "$code" -ne 0 ] && [ ! -e "$base/stop" ] && [ ! -e "$base/released" ] && is_preempted; then
   trap - TERM
@@ -94,6 +110,7 @@ def render_script(job: Job) -> str:
         package=shlex.quote(job.package),
         setup="\n".join(job.settings.setup),
         srun=_srun(job),
+        wait=_WAIT_WITH_SPARES.format(grace_s=math.ceil(job.spec.limits.grace_s)) if _has_spares(job) else _WAIT,
         requeue=_REQUEUE.format(preempted=PREEMPTED_FILE) if job.options.requeue else "",
     )
     return "\n".join(lines) + body
@@ -107,9 +124,10 @@ def _directives(job: Job) -> list[str]:
         f"--chdir={job.base}",
         f"--output={job.base}/slurm-{'%A_%a' if options.array else '%j'}.log",
         "--open-mode=append",
-        f"--nodes={spec.resources.nodes}",
-        f"--ntasks={spec.resources.nodes}",
+        f"--nodes={spec.resources.machines}",
+        f"--ntasks={spec.resources.machines}",
         "--ntasks-per-node=1",
+        *(["--no-kill"] if _has_spares(job) else []),
     ]
     words += [
         f"--{name}={value}"
@@ -154,12 +172,15 @@ def count_gpus(options: SlurmOptions, spec: JobSpec) -> int:
     return spec.resources.processes_per_node if wants else 0
 
 
+def _has_spares(job: Job) -> bool:
+    return job.spec.resources.spares > 0
+
+
 def _srun(job: Job) -> str:
-    options, spec = job.options, job.spec
-    nodes = spec.resources.nodes
+    options, nodes = job.options, job.spec.resources.machines
     words = [
         "srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--cpu-bind=none", "--wait=0",
-        "--kill-on-bad-exit=1",
+        "--kill-on-bad-exit=1", *(["--no-kill"] if _has_spares(job) else []),
     ]  # fmt: skip
     if options.task_prolog:
         words.append(f"--task-prolog={options.task_prolog}")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.errors import Fault, SpecError, TargetError, Unreachable
 from trainmaster.core.plan import (
     AGENT_LOG,
     EVENTS_FILE,
@@ -25,17 +25,19 @@ from trainmaster.core.plan import (
     Plan,
     rank_log,
 )
-from trainmaster.core.states import TargetState
+from trainmaster.core.states import Reason, TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import check_range
+from trainmaster.remote.members import SPARES, find_members
 from trainmaster.remote.slurm import layout
 from trainmaster.remote.slurm.parse import expand_tasks
 from trainmaster.remote.slurm.states import translate
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
 from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
+from trainmaster.targets._node_files import find_spare_log, name_spare_log
 from trainmaster.targets.slurm import leftovers
-from trainmaster.targets.slurm.outcome import judge
+from trainmaster.targets.slurm.outcome import has_lost_first, judge
 from trainmaster.targets.slurm.queue import Queue, queue
 from trainmaster.targets.slurm.queue_options import apply_queue
 from trainmaster.targets.slurm.script import Job, holds_node_program, job_name, render_script
@@ -60,6 +62,9 @@ class Slurm:
         tasks = expand_tasks(options.array) if options.array is not None else None
         if tasks is not None and len(tasks) > _MAX_TASKS:
             raise TargetError(f"slurm: an array of {len(tasks):,} tasks; at most {_MAX_TASKS:,} are one job")
+        if tasks is not None and spec.resources.spares:
+            message = "each task of slurm.array is a run of its own, and a spare is of one; leave out one of the two"
+            raise SpecError([Fault(path="resources.spares", message=message)])
         base, checkpoints, package = self._folders(placement)
         plan = Plan(
             attempt=placement.attempt,
@@ -81,7 +86,8 @@ class Slurm:
                 "base": base,
                 "name": job_name(spec, placement.attempt),
                 "package": package,
-                "nodes": spec.resources.nodes,
+                "nodes": spec.resources.machines,
+                **({SPARES: spec.resources.spares} if spec.resources.spares else {}),
                 "tasks": tasks,
                 "ranks_per_node": spec.resources.processes_per_node,
             },
@@ -112,12 +118,16 @@ class Slurm:
             rows = [row for row in await where.find(str(job)) if row.belongs(str(handle["name"]))]
             over = all(translate(row.state).state.over for row in rows)
             rests = any(row.reason == _RESTS for row in rows)
-            facts = await self._facts(where, handle, end=over) if over or rests else {}
+            watched = SPARES in handle and not over
+            facts = await self._facts(where, handle, end=over or watched) if over or rests or watched else {}
         except Unreachable as error:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
         except TargetError as error:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
         result = judge(rows, facts, attempt=str(handle["attempt"]))
+        if watched and result.state is TargetState.RUNNING and has_lost_first(facts, attempt=str(handle["attempt"])):
+            note = f"node 0 of Slurm job {job} is lost, and its batch script with it; the other nodes have ended"
+            return Poll(state=TargetState.LOST, reason=Reason.NODE_LOST, note=note)
         if result.state is TargetState.LOST and not rows and where.accounting and not facts.get("released"):
             return judge(None, {}, attempt=str(handle["attempt"]), note=where.accounting)  # sacct may know how it ended
         return result
@@ -195,7 +205,10 @@ class Slurm:
         facts, _ = await where.request(
             "facts", base=handle["base"], nodes=handle["nodes"], tasks=handle["tasks"], end=end
         )
-        return facts
+        if SPARES not in handle or not end:
+            return facts
+        members = find_members(facts.get("members"), places=_count_places(handle), nodes=int(handle["nodes"]))
+        return {**facts, "records": [facts["records"][number] for number in members]}
 
     async def _request(self, handle: Handle, unit: int, call: str, **params: Any) -> tuple[Mapping[str, Any], bytes]:
         tasks, nodes = handle["tasks"], int(handle["nodes"])
@@ -225,11 +238,18 @@ def _units(handle: Handle) -> int:
     return int(handle["nodes"]) * (len(handle["tasks"]) if handle["tasks"] is not None else 1)
 
 
+def _count_places(handle: Handle) -> int:
+    """Nodes that have ranks."""
+    return int(handle["nodes"]) - int(handle.get(SPARES, 0))
+
+
 def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
     """The node folder that has a stream, and its name there."""
     units, per_node, nodes = _units(handle), int(handle["ranks_per_node"]), int(handle["nodes"])
     if units > 1 and (inner := _OF_NODE.fullmatch(stream)) and 0 < int(inner[1]) < units:
         return int(inner[1]), inner[2] if inner[2] in _OWN else f"{OUTPUTS_FOLDER}/{inner[2]}"
+    if SPARES in handle and (spare := find_spare_log(stream, nodes=nodes)):
+        return spare
     if units > 1 and (log := _RANK_LOG.fullmatch(stream)):
         # Ranks of the second and later tasks of an array are counted on from those of the first.
         unit = min(int(log[1]) // per_node, units - 1)
@@ -239,6 +259,8 @@ def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
 
 def _rename(name: str, unit: int, handle: Handle) -> str:
     """Name of a file among those of all nodes, the other way round."""
+    if SPARES in handle and unit >= _count_places(handle) and _RANK_LOG.fullmatch(name):
+        return name_spare_log(name, unit)
     if log := _RANK_LOG.fullmatch(name):
         nodes, per_node = int(handle["nodes"]), int(handle["ranks_per_node"])
         return rank_log(int(log[1]) + unit // nodes * nodes * per_node)

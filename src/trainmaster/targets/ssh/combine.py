@@ -13,10 +13,9 @@ from trainmaster.core.attempt import Handle, Poll
 from trainmaster.core.errors import TargetError
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import TargetState
+from trainmaster.remote.members import SPARES, find_members
 from trainmaster.targets._answers import clean
 from trainmaster.targets.ssh.session import Reply, Session
-
-SPARES = "spares"  # of a handle: how many of its machines, the last ones, are spares
 
 
 def count_places(handle: Handle) -> int:
@@ -71,11 +70,7 @@ def _find_members(handle: Handle, replies: Sequence[Reply | TargetError]) -> lis
     """Machine of each place, as that of node 0 says; without a word of it: the first ones."""
     first, nodes = replies[0], count_places(handle)
     told = first.result.get("members") if isinstance(first, Reply) and handle.get(SPARES) else None
-    if not isinstance(told, list) or len(told) != nodes or told[:1] != [0] or len(set(map(str, told))) != nodes:
-        return list(range(nodes))
-    if not all(isinstance(number, int) and 0 <= number < len(handle["nodes"]) for number in told):
-        return list(range(nodes))
-    return told
+    return find_members(told, places=nodes, nodes=len(handle["nodes"]))
 
 
 def _named(poll: Poll, name: str, nodes: int) -> Poll:

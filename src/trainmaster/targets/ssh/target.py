@@ -28,12 +28,13 @@ from trainmaster.queueing.state import DeviceListing
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import check_range
 from trainmaster.remote.devices import Gpu
+from trainmaster.remote.members import SPARES
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Pull, Submission
 from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets._devices import KEY, find_gpus, to_device
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets.ssh import slots, transfer, workfolder
-from trainmaster.targets.ssh.combine import SPARES, combine, count_places, read_poll
+from trainmaster.targets.ssh.combine import combine, count_places, read_poll
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts, with_user
 from trainmaster.targets.ssh.session import Reply, Session, session
 from trainmaster.targets.ssh.streams import read_files, read_gpus, split_body

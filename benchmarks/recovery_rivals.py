@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,8 +71,6 @@ def compare(titan: str | None) -> None:
 
 def run(name: str, start: Callable[[Path, str], list[str]], *, kills: Sequence[tuple[int, int]]) -> Ran:
     """A whole run with these kills."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(prefix=f"rival-{name}-") as place:
         folder, mark = Path(place), f"{name}-{os.getpid()}"
         env = {
@@ -179,7 +178,10 @@ def _try_others(python: str | None) -> Iterator[tuple[str, str]]:
     titan = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "torchtitan.train"]
     module = ["--module", "llama3", "--config", "llama3_debugmodel"]
     for name, words in (("torchtitan's own restart", [*titan, *module]), ("torchft", ["-c", "import torchft"])):
-        tried = subprocess.run([python, *words], capture_output=True, text=True, check=False, timeout=LIMIT_S)
+        with tempfile.TemporaryDirectory() as folder:  # torchtitan writes into the folder it is started in
+            tried = subprocess.run(
+                [python, *words], capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=folder
+            )
         said = [line.partition("]:")[2] or line for line in tried.stderr.splitlines() if "Error" in line]
         if tried.returncode == 0:
             yield name, "it runs here, and this program has no kill schedule for it"

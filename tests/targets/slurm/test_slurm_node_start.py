@@ -11,8 +11,18 @@ from pathlib import Path
 import pytest
 
 from trainmaster.core.errors import TargetError
-from trainmaster.core.plan import EVENTS_FILE, EXIT_FILE, LOCK_FILE, MEMBERS_FILE, PLAN_FILE, STOP_FILE, Plan
+from trainmaster.core.plan import (
+    EVENTS_FILE,
+    EXIT_FILE,
+    LOCK_FILE,
+    MEMBERS_FILE,
+    PLAN_FILE,
+    STOP_FILE,
+    ExitRecord,
+    Plan,
+)
 from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Reason
 from trainmaster.remote.slurm import node_start
 from trainmaster.remote.slurm.layout import node_folder, read_restart
 from trainmaster.remote.slurm.login import LoginNode
@@ -78,6 +88,19 @@ def test_a_node_that_a_spare_can_replace_does_not_end_the_others(
         (folders[0] / MEMBERS_FILE).write_text(json.dumps(members))
     plan = Plan(attempt="j.1", spec=spec, folder=str(folders[node]), checkpoints="/c", node_rank=node, master_port=1)
     assert node_start.is_dispensable(plan, base, ENV) is dispensable
+
+
+@pytest.mark.parametrize(
+    ("node", "reason", "misses"),
+    [(2, Reason.NODE_LOST, True), (2, Reason.CHECK_FAILED, False), (1, Reason.NODE_LOST, False), (2, None, False)],
+)
+def test_a_spare_that_misses_node_0_says_so(base: Path, node: int, reason: Reason | None, misses: bool) -> None:
+    spec = parse_spec({"name": "a", "train": {"batch_sequences": 8}, "resources": {"nodes": 2, "spares": 1}})
+    plan = Plan(attempt="j.1", spec=spec, folder=str(base), checkpoints="/c", node_rank=node, master_port=1)
+    if reason is not None:
+        record = ExitRecord(attempt="j.1", ok=False, ended_at="2026-01-01T00:00:00Z", reason=reason, message="")
+        (base / EXIT_FILE).write_text(record.to_json())
+    assert node_start.misses_first(plan) is misses
 
 
 def test_a_second_job_of_the_same_attempt_starts_nothing(base: Path) -> None:

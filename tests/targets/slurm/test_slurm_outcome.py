@@ -120,12 +120,10 @@ def test_before_it_is_submitted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "age_s", "ok", "lost"),
-    [(False, 61, False, True), (False, 30, False, False), (True, 61, False, False), (False, 61, True, False)],
+    ("first_over", "age_s", "lost"), [(False, 61, True), (False, 30, False), (True, 61, False), (False, None, False)]
 )
 def test_node_0_is_lost_where_another_has_failed_and_it_says_nothing(
-    first: bool, age_s: float, ok: bool, lost: bool
+    first_over: bool, age_s: float | None, lost: bool
 ) -> None:
-    at = (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="microseconds")
-    record = ExitRecord(attempt="a", ok=ok, ended_at=at, reason=None if ok else Reason.CRASHED, message="")
-    assert has_lost_first(facts(record if first else None, record), attempt="a") is lost
+    at = age_s and (datetime.now(UTC) - timedelta(seconds=age_s)).isoformat(timespec="microseconds")
+    assert has_lost_first(facts(first_over=first_over, failed=at)) is lost

@@ -4,6 +4,7 @@
         plan.json batch.sh                   template of the plans, the script of sbatch
         intent job released stop             an sbatch was sent; its job id; never start; stop request
         preempted                            when Slurm last preempted it and it went back into the queue
+        failed-K                             with spares: when a node that has a place failed, or a spare missed node 0
         owner restart-T rendezvous-T-K.json  written by the nodes
         slurm-ID.log                         output of the batch script
     JOB/attempts/N[-task-T]-node-R[-rK]/     one node: an attempt's folder as on the local target
@@ -32,6 +33,10 @@ def node_folder(base: Path, task: int | None, node: int, restart: int = 0) -> Pa
     part = "" if task is None else f"-task-{task}"
     again = f"-r{restart}" if restart else ""
     return base.with_name(f"{base.name}{part}-node-{node}{again}")
+
+
+def failed_file(base: Path, restart: int) -> Path:
+    return base / f"failed-{restart}"
 
 
 def restart_file(base: Path, task: int | None) -> Path:

@@ -301,6 +301,8 @@ def _facts(place: Path, nodes: int, tasks: Sequence[int] | None, *, end: bool) -
         "intent": (place / layout.INTENT_FILE).exists(),
         "released": (place / layout.RELEASED_FILE).exists(),
         "stop": _text(place / STOP_FILE, 2000),
+        "failed": _text(layout.failed_file(place, layout.read_restart(place, None)), 40),
+        "first_over": _text(_current(place, None, 0) / EXIT_FILE, 1) is not None,
         "preempted": (_text(place / layout.PREEMPTED_FILE, 40) or "").strip(),
     }
     if facts["stop"] is not None:

@@ -44,6 +44,7 @@ from trainmaster.core.plan import (
 )
 from trainmaster.core.states import Reason
 from trainmaster.remote.members import find_members, parse_members
+from trainmaster.remote.slurm import layout
 from trainmaster.remote.slurm.layout import OWNER_FILE, RELEASED_FILE, node_folder, read_restart, restart_file
 
 _FENCE_S = 60.0  # beside the spec's grace: for earlier agents to save and end
@@ -65,7 +66,13 @@ def main(words: list[str]) -> int:
     code = _run(plan)
     if options.drain:
         drain_if_failed(Path(plan.folder), os.environ)
-    return 0 if code == RESUMABLE_EXIT or is_dispensable(plan, options.base, os.environ) else code
+    if code in (0, RESUMABLE_EXIT):
+        return 0
+    dispensable = is_dispensable(plan, options.base, os.environ)
+    if plan.spec.resources.spares and plan.node_rank and (not dispensable or misses_first(plan)):
+        failed = layout.failed_file(options.base, _read_count(os.environ))
+        write_whole(failed, datetime.now(UTC).isoformat(timespec="microseconds"), durable=True)
+    return 0 if dispensable else code
 
 
 def prepare(base: Path, environ: Mapping[str, str]) -> Plan:
@@ -73,7 +80,7 @@ def prepare(base: Path, environ: Mapping[str, str]) -> Plan:
     template = Plan.from_json((base / PLAN_FILE).read_text())
     array = environ.get("SLURM_ARRAY_TASK_ID")
     task = int(array) if array else None
-    node, restart = int(environ.get("SLURM_NODEID", "0")), int(environ.get("SLURM_RESTART_COUNT", "0"))
+    node, restart = int(environ.get("SLURM_NODEID", "0")), _read_count(environ)
     job = environ.get("SLURM_ARRAY_JOB_ID") if array else environ.get("SLURM_JOB_ID")
     _own(base, str(job))
     folder = node_folder(base, task, node, restart)
@@ -96,6 +103,11 @@ def prepare(base: Path, environ: Mapping[str, str]) -> Plan:
     if (base / STOP_FILE).exists() and not (folder / STOP_FILE).exists():
         shutil.copyfile(base / STOP_FILE, folder / STOP_FILE)
     return plan
+
+
+def _read_count(environ: Mapping[str, str]) -> int:
+    """How often Slurm has restarted the job."""
+    return int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def _own(base: Path, job: str) -> None:
@@ -228,12 +240,21 @@ def is_dispensable(plan: Plan, base: Path, environ: Mapping[str, str]) -> bool:
         return False
     if not (Path(plan.folder) / EXIT_FILE).exists():
         return True
-    first = node_folder(base, None, 0, int(environ.get("SLURM_RESTART_COUNT", "0")))
+    first = node_folder(base, None, 0, _read_count(environ))
     try:
         told = parse_members(read_small(first / MEMBERS_FILE))
     except OSError:
         told = None
     return plan.node_rank not in find_members(told, places=resources.nodes, nodes=resources.machines)
+
+
+def misses_first(plan: Plan) -> bool:
+    """Whether this is a spare that ended because node 0 was not heard any more."""
+    try:
+        record = ExitRecord.read(read_small(Path(plan.folder) / EXIT_FILE), attempt=plan.attempt)
+    except OSError:
+        return False
+    return plan.node_rank >= plan.spec.resources.nodes and record.reason is Reason.NODE_LOST
 
 
 def drain_if_failed(folder: Path, environ: Mapping[str, str]) -> None:

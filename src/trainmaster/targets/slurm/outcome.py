@@ -34,14 +34,11 @@ def judge(rows: Sequence[SlurmJob] | None, facts: Mapping[str, Any], *, attempt:
     return _end(rows, facts, attempt)
 
 
-def has_lost_first(facts: Mapping[str, Any], *, attempt: str) -> bool:
+def has_lost_first(facts: Mapping[str, Any]) -> bool:
     """Whether node 0 of a job with spares is lost while Slurm lets the job run (`--no-kill`): another node has failed,
     and neither has node 0 left a record since, nor has its batch script ended the job."""
-    first, *others = (
-        ExitRecord.read(text.encode(), attempt=attempt) if text is not None else None for text in facts["records"]
-    )
     before = (datetime.now(UTC) - timedelta(seconds=_FIRST_LOST_S)).isoformat(timespec="microseconds")
-    return first is None and any(record is not None and not record.ok and record.ended_at < before for record in others)
+    return not facts["first_over"] and facts["failed"] is not None and str(facts["failed"]) < before
 
 
 def _not_submitted(facts: Mapping[str, Any], attempt: str) -> Poll:

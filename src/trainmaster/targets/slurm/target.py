@@ -119,13 +119,13 @@ class Slurm:
             over = all(translate(row.state).state.over for row in rows)
             rests = any(row.reason == _RESTS for row in rows)
             watched = SPARES in handle and not over
-            facts = await self._facts(where, handle, end=over or watched) if over or rests or watched else {}
+            facts = await self._facts(where, handle, end=over) if over or rests or watched else {}
         except Unreachable as error:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
         except TargetError as error:
             return judge(None, {}, attempt=str(handle["attempt"]), note=str(error))
         result = judge(rows, facts, attempt=str(handle["attempt"]))
-        if watched and result.state is TargetState.RUNNING and has_lost_first(facts, attempt=str(handle["attempt"])):
+        if watched and result.state is TargetState.RUNNING and has_lost_first(facts):
             note = f"node 0 of Slurm job {job} is lost, and its batch script with it; the other nodes have ended"
             return Poll(state=TargetState.LOST, reason=Reason.NODE_LOST, note=note)
         if result.state is TargetState.LOST and not rows and where.accounting and not facts.get("released"):

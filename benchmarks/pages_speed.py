@@ -1,116 +1,332 @@
-"""Speed of the dashboard in a real browser: 10,000 jobs, a run of 100,000 steps, a log of 1 GB.
+"""Speed of the dashboard in a real browser: 10,000 jobs, 200 runs of 100,000 steps, a log of 1 GB, an open live page.
 
-    PYTHONPATH=src:tests .venv/bin/python benchmarks/pages_speed.py FOLDER     minutes the first time; FOLDER is kept
+    PYTHONPATH=src:tests .venv/bin/python -P benchmarks/pages_speed.py FOLDER     minutes the first time; FOLDER is kept
+    PYTHONPATH=src:tests .venv/bin/python -P benchmarks/pages_speed.py FOLDER --runs 0 --live-min 60
 
-Prints for each page the first contentful paint that Chromium reports, and for the run also the time from the end of a
-drag to the redrawn curve; for the log the time of a search of the whole file. Medians of five.
+Prints for each page the first contentful paint that Chromium reports, beside that of a bare page of the same number of
+bytes from a server of its own, asked for in turns: on a machine with other work the difference is what the page costs.
+Then zoom of curves and of the strips below them, from the key to the redrawn canvas; a log of 1 GB (open, jump, search,
+follow); the memory of tabs over a live run. Medians of `--rounds`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
+import os
 import random
+import socket
 import statistics
+import subprocess
+import sys
+import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
-from sqlalchemy import insert, select
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
+from sqlalchemy import insert, select, text, update
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import artifacts, tables
+from trainmaster.store import artifacts, attempts, tables
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
-from trainmaster.web.app import create_app
 from web.furnished import serving
 
-STEPS, JOBS, LOG_BYTES = 100_000, 10_000, 1 << 30
+STEPS, JOBS, LOG_BYTES, NODES = 100_000, 10_000, 1 << 30, 8
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+COPY = "{}-0000-4000-8000-000000000000"  # ids of the 10,000 jobs
+SEARCHES = ("needle in the hay", r"step 9{7}\d loss", r"ERR\w+ needle", "no such words")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    fresh = not (folder / "run.id").exists()
-    if fresh:  # an earlier one may have been stopped half way
-        (folder / "trainmaster.db").unlink(missing_ok=True)
-    db = open_database(folder / "trainmaster.db")
-    if fresh:
-        furnish(db, folder)
-    run = (folder / "run.id").read_text()
-    with sync_playwright() as driver:
+    parser.add_argument("--runs", type=int, default=200, help="runs of 100,000 steps to compare; 50 MB each")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--live-min", type=float, default=10.0, help="minutes of the live run")
+    options = parser.parse_args()
+    folder: Path = options.folder.resolve()
+    db = prepare(folder, options.runs)
+    run, live = (folder / "run.id").read_text(), (folder / "live.id").read_text()
+    with sync_playwright() as driver, serving(bare_app()) as bare:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        cold = [measure_paint(db, folder, browser.new_page(), f"/jobs/{run}") for _ in range(5)]
-        report("run of 100,000 steps, never read: first paint", cold)
-        with serving(create_app(db, folder, reconcile=False)) as url:
+        measure_cold(folder, browser, bare, f"/jobs/{run}", options.rounds)
+        with served(folder) as url:
+            measure_paints(browser, url, bare, paths(db, run, options.runs), options.rounds)
             tab = browser.new_page()
-            report("list of 10,000 jobs: first paint", [paint(tab, f"{url}/") for _ in range(5)])
-            report("search for a job: first paint", [paint(tab, f"{url}/search?q=job-77") for _ in range(5)])
-            tab.goto(f"{url}/jobs/{run}")
-            tab.locator("#curves[data-drawn=whole]").wait_for(timeout=120_000)
-            report("run, read: first paint", [paint(tab, f"{url}/jobs/{run}") for _ in range(5)])
-            tab.locator("#curves[data-drawn=whole]").wait_for(timeout=120_000)
-            report("zoom of five curves", [zoom(tab) for _ in range(5)])
-            log = f"{url}/jobs/{run}/logs?attempt=1&stream=rank-0.log"
-            report("end of a log of 1 GB: first paint", [paint(tab, log) for _ in range(5)])
-            report("middle of it: first paint", [paint(tab, f"{log}&at={LOG_BYTES // 2}") for _ in range(5)])
-            for words in ("needle in the hay", r"step 9{7}\d loss", "no such words"):
-                report(
-                    f"search of it for {words!r}",
-                    [timed(lambda w=words: tab.goto(f"{log}&find={w}")) for _ in range(5)],
-                )
-                print(f"    {tab.locator('#found').inner_text()[:90]}")
+            measure_zoom(tab, f"{url}/jobs/{run}", options.rounds)
+            measure_log(tab, f"{url}/jobs/{run}/logs?attempt=1&stream=rank-0.log", options.rounds)
+            measure_follow(tab, f"{url}/jobs/{live}/logs?stream=rank-0.log", folder / "live" / "rank-0.log", options)
+            tab.close()
+            measure_memory(browser, url, db, folder, options.live_min)
         browser.close()
     db.close()
 
 
-def report(name: str, times_ms: list[float]) -> None:
-    print(f"{name:52} {statistics.median(times_ms):7.0f} ms  (worst {max(times_ms):.0f})")
+def paths(db: Database, run: str, runs: int) -> dict[str, str]:
+    """The pages whose first paint is measured."""
+    own = tables.attempts.c
+    with db.read() as conn:
+        listed = list(conn.execute(select(own.job_id).order_by(own.job_id).limit(max(2, min(runs, 200)))).scalars())
+    return {
+        "list of 10,000 jobs": "/", "search for a job": "/search?q=job-77", "nodes": "/nodes", "cost": "/cost",
+        "settings": "/settings", "run, read": f"/jobs/{run}", "run, events": f"/jobs/{run}/events",
+        f"compare {len(listed)} runs": f"/compare?jobs={','.join(listed)}",
+        "end of a log of 1 GB": f"/jobs/{run}/logs?attempt=1&stream=rank-0.log",
+        "middle of it": f"/jobs/{run}/logs?attempt=1&stream=rank-0.log&at={LOG_BYTES // 2}",
+    }  # fmt: skip
 
 
-def paint(tab: Page, url: str) -> float:
+def measure_paints(browser: Browser, url: str, bare: str, pages: dict[str, str], rounds: int) -> None:
+    """First paints of each page and of a bare one of its size, in turns; each in a browser context of its own."""
+    for name, path in pages.items():
+        settle(browser, url + path)  # a second look: caches of the server are warm, those of the browser are not
+        times, plain, size = [], [], 0
+        for _ in range(rounds):
+            shown, size = paint(browser, url + path)
+            times.append(shown)
+            plain.append(paint(browser, f"{bare}/?bytes={size}")[0])
+        report_paint(name, times, plain, size)
+
+
+def report_paint(name: str, times: list[float], plain: list[float], size: int) -> None:
+    beyond = statistics.median(times) - statistics.median(plain)
+    ratio = statistics.median(times) / statistics.median(plain)
+    bare = f"bare {statistics.median(plain):4.0f} ms, beyond it {beyond:4.0f} ms, ×{ratio:.1f}, {size:,} bytes"
+    report(f"{name}: first paint", times, bare)
+
+
+def settle(browser: Browser, url: str) -> None:
+    """Open a page until the server has read what it shows: a long run is read beside its first page."""
+    tab = browser.new_page()
     tab.goto(url)
-    tab.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-    value: float = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    return value
+    if tab.locator("#curves[data-job]").count():
+        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=300_000)
+        tab.locator("#strips[data-drawn]").wait_for(timeout=300_000)
+    tab.close()
 
 
-def measure_paint(db: Database, folder: Path, tab: Page, path: str) -> float:
-    """The first paint of a page by a server that has read nothing yet."""
-    with serving(create_app(db, folder, reconcile=False)) as url:
-        tab.goto(f"{url}/search")  # the first request of a server compiles templates
-        value = paint(tab, url + path)
-        tab.close()
-        return value
+# The content policy of our pages refuses what Playwright would poll with.
+PAINTED = """() => new Promise((done) => new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (entry.name === 'first-contentful-paint') done(entry.startTime);
+}).observe({ type: 'paint', buffered: true }))"""
 
 
-def zoom(tab: Page) -> float:
-    """Milliseconds from the request of a window to the redrawn canvas."""
-    script = """async () => {
-      const canvas = document.querySelector('#curves canvas'), grid = document.querySelector('#curves');
-      const begun = performance.now();
-      canvas.dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true }));
-      const seen = performance.getEntriesByType('resource').length;
-      while (performance.getEntriesByType('resource').length === seen) await new Promise((r) => setTimeout(r, 1));
-      await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
-      return performance.now() - begun;
-    }"""
-    value: float = tab.evaluate(script)
-    return value
+def paint(browser: Browser, url: str) -> tuple[float, int]:
+    """Milliseconds to the first contentful paint, and the bytes of the page."""
+    context = browser.new_context()
+    tab = context.new_page()
+    answer = tab.goto(url)
+    assert answer is not None and answer.ok, (url, answer)
+    value: float = tab.evaluate(PAINTED)
+    size = len(answer.body())
+    context.close()
+    return value, size
+
+
+def measure_cold(folder: Path, browser: Browser, bare: str, path: str, rounds: int) -> None:
+    """The first paint of a long run by a server that has read nothing yet."""
+    times, plain, size = [], [], 0
+    for _ in range(rounds):
+        with served(folder) as url:
+            paint(browser, f"{url}/search")
+            shown, size = paint(browser, url + path)
+        times.append(shown)
+        plain.append(paint(browser, f"{bare}/?bytes={size}")[0])
+    report_paint("run of 100,000 steps, never read", times, plain, size)
+
+
+# From a key to the frame in which the redrawn canvases are shown, with the new points of the server.
+ZOOM = """async ([place, key]) => {
+  const canvas = document.querySelector(place), box = document.getElementById('curves');
+  const drawn = new Promise((done) => new MutationObserver((_, o) => { o.disconnect(); done(); }).observe(box, { attributeFilter: ['data-drawn'] }));
+  const frame = () => new Promise((r) => requestAnimationFrame(() => setTimeout(r, 0)));
+  const begun = performance.now();
+  canvas.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true }));
+  await frame();
+  const first = performance.now() - begun;
+  await drawn;
+  await frame();
+  return [first, performance.now() - begun];
+}"""  # noqa: E501 (JavaScript)
+
+
+def measure_zoom(tab: Page, url: str, rounds: int) -> None:
+    tab.goto(url)
+    tab.locator("#curves[data-drawn=whole]").wait_for(timeout=300_000)
+    tab.locator("#strips[data-drawn]").wait_for(timeout=300_000)
+    for name, axis, place in (
+        ("curves over steps", "step", "#curves canvas"), ("curves over time", "time", "#curves canvas"),
+        ("strips over time", "time", "#strips canvas.bins"),
+    ):  # fmt: skip
+        tab.locator("#curves-axis").select_option(axis)
+        tab.wait_for_timeout(1500)
+        first, whole = [], []
+        for _ in range(rounds):
+            for key in ("+", "+", "0"):
+                shown, pulled = tab.evaluate(ZOOM, [place, key])
+                first.append(shown)
+                whole.append(pulled)
+        rows = tab.locator("#strips canvas").count()
+        report(f"zoom of {name}, redrawn at once", first, f"{rows} strips")
+        report(f"zoom of {name}, with its new points", whole)
+
+
+def measure_log(tab: Page, log: str, rounds: int) -> None:
+    """Jumps and searches in a log of 1 GB, by its links; a page load each."""
+
+    def jump(link: str) -> float:
+        return timed(lambda: (tab.locator(link).click(), tab.locator("#log .line").first.wait_for()))
+
+    jumps: dict[str, list[float]] = {"#log-first": [], "#log-end": []}
+    for _ in range(rounds):
+        tab.goto(log)
+        for link, took in jumps.items():
+            took.append(jump(link))
+    report("log: jump to the beginning", jumps["#log-first"])
+    report("log: jump to the end", jumps["#log-end"])
+    for words in SEARCHES:
+        waited = []
+        for _ in range(rounds):
+            tab.goto(log)
+            tab.locator("#log-find").fill(words)
+            waited.append(timed(lambda: (tab.locator("#log-find").press("Enter"), tab.locator("#found").wait_for())))
+        report(f"log: search for {words!r}", waited, tab.locator("#found").inner_text()[:70])
+
+
+def measure_follow(tab: Page, log: str, file: Path, options: argparse.Namespace) -> None:
+    """From a line written at the node to the line on the page, at the end of a log of 1 GB."""
+    tab.goto(log)
+    tab.locator("#follow[aria-pressed=true]").wait_for()
+    tab.wait_for_timeout(2000)
+    took = []
+    for number in range(options.rounds):
+        words = f"line {os.getpid()}-{number}"
+        with file.open("ab") as written:
+            written.write(f"2026-03-01 14:00:00 INFO {words}\n".encode())
+        took.append(timed(lambda w=words: tab.get_by_text(w).wait_for()))  # type: ignore[misc]
+    report("log: a new line of the run is on the page", took, "the server looks every 0.7 s")
+
+
+def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minutes: float) -> None:
+    """JavaScript heap, after a collection, and nodes of the DOM: the page of a live run and its log, left open."""
+    story = samples.Story(db, samples.spec(name="live-memory", train={"steps": STEPS}), at=datetime.now(UTC)).start()
+    story.tell([samples.project(story.attempt), *samples.preflight()]).move(Stage.RUNNING)
+    place = folder / f"live-{story.id}"
+    place.mkdir()
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"attempt": story.attempt, "folder": str(place)})
+    stop = threading.Event()
+
+    def live() -> None:  # ten steps and lines a second
+        step = 1
+        while not stop.wait(1.0):
+            at = datetime.now(UTC)
+            story.tell(_event(n, at, random.Random(n)) for n in range(step, step + 10))
+            with (place / "rank-0.log").open("ab") as log:
+                log.write(b"".join(b"%s INFO train: step %d\n" % (at.isoformat().encode(), step) for _ in range(10)))
+            step += 10
+
+    writer = threading.Thread(target=live)
+    writer.start()
+    try:
+        tabs: dict[str, tuple[Page, CDPSession]] = {}
+        for name, path in (("run", ""), ("log", "/logs?stream=rank-0.log")):
+            tab = browser.new_page()
+            time.sleep(3)
+            tab.goto(f"{url}/jobs/{story.id}{path}")
+            tabs[name] = (tab, tab.context.new_cdp_session(tab))
+        seen: dict[str, list[tuple[float, float, int]]] = {name: [] for name in tabs}
+        begun = time.monotonic()
+        print(f"memory over {minutes:g} min of a live run of ten steps and ten lines of log a second:")
+        while (age := time.monotonic() - begun) < 60 * minutes:
+            time.sleep(min(30.0, 60 * minutes / 10))
+            for name, (_, session) in tabs.items():
+                session.send("HeapProfiler.collectGarbage")
+                heap = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
+                nodes = session.send("Memory.getDOMCounters")["nodes"]
+                seen[name].append((age / 60, heap, nodes))
+        for name, points in seen.items():
+            half = points[len(points) // 3 :]  # once the page has what it keeps
+            slope = statistics.linear_regression([p[0] for p in half], [p[1] for p in half]).slope if half[1:] else 0
+            shown = ", ".join(f"{p[1]:.1f}" for p in points[:: max(1, len(points) // 8)])
+            print(f"    {name}: heap MB {shown}; last two thirds {60 * slope:+.2f} MB an hour; "
+                  f"nodes {points[0][2]} to {points[-1][2]}, at most {max(p[2] for p in points)}")  # fmt: skip
+    finally:
+        stop.set()
+        writer.join()
+    story.end_attempt().finish(Status.COMPLETED)
+
+
+def report(name: str, times_ms: list[float], more: str = "") -> None:
+    print(f"{name:52} {statistics.median(times_ms):7.0f} ms  (worst {max(times_ms):.0f})  {more}", flush=True)
 
 
 def timed(work: Callable[[], object]) -> float:
     begun = time.monotonic()
     work()
     return 1000 * (time.monotonic() - begun)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """`trainmaster serve` in a process of its own, as users start it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    program = Path(sys.executable).parent / "trainmaster"
+    words = [program, "serve", "--home", folder, "--port", port, "--trust-loopback", "--no-reconcile"]
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            for _ in range(600):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/healthz", timeout=5):
+                    break
+                assert server.poll() is None, (folder / "server.log").read_text()
+                time.sleep(0.1)
+            time.sleep(2)  # it warms up
+            yield url
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def bare_app() -> Starlette:
+    """A server whose only page is of so many bytes of text, without a style or a script."""
+
+    async def page(request: Request) -> HTMLResponse:
+        head = "<!doctype html><html lang=en><title>bare</title><h1>bare</h1><p>"
+        return HTMLResponse(head + "word " * ((int(request.query_params["bytes"]) - len(head)) // 5))
+
+    return Starlette(routes=[Route("/", page)])
+
+
+def prepare(folder: Path, runs: int) -> Database:
+    """The database with its jobs; made where it is not there yet, or an earlier one was stopped half way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fresh = not (folder / "live.id").exists()
+    if fresh:
+        for name in ("trainmaster.db", "trainmaster.db-wal", "trainmaster.db-shm"):
+            (folder / name).unlink(missing_ok=True)
+    db = open_database(folder / "trainmaster.db")
+    if fresh:
+        furnish(db, folder)
+    with db.read() as conn:
+        own = tables.attempts.c
+        copied = len(conn.execute(select(own.id).where(own.job_id.like(COPY.format("%")))).all())
+    copy_runs(db, (folder / "run.id").read_text(), range(copied, runs))
+    return db
 
 
 def furnish(db: Database, folder: Path) -> None:
@@ -121,6 +337,28 @@ def furnish(db: Database, folder: Path) -> None:
     story.at += timedelta(seconds=0.2 * STEPS)
     story.end_attempt().finish(Status.COMPLETED)
     place = folder / "storage" / "jobs" / story.id / "attempts" / "1" / "rank-0.log"
+    size = write_log(place)
+    live = samples.Story(db, samples.spec(name="live-run")).start().move(Stage.RUNNING)
+    (folder / "live").mkdir(exist_ok=True)
+    (folder / "live" / "rank-0.log").unlink(missing_ok=True)
+    os.link(place, folder / "live" / "rank-0.log")  # one file for both; what is appended is behind the stored size
+    nodes = {"nodes": [f"node-{number:02}" for number in range(NODES)]}
+    with db.write() as conn:
+        attempts.set_handle(conn, live.attempt, {"attempt": live.attempt, "folder": str(folder / "live")})
+        conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(handle=nodes))
+        artifacts.insert_artifact(
+            conn, job_id=story.id, attempt=None, kind="log", path="attempts/1/rank-0.log", size_bytes=size,
+            sha256="0" * 64, at=datetime.now(UTC),
+        )  # fmt: skip
+        # Copies of one row: validating 10,000 specs takes minutes.
+        row = dict(conn.execute(select(tables.jobs).where(tables.jobs.c.id == story.id)).mappings().one())
+        each = [{**row, "id": COPY.format(f"{n:08d}"), "name": f"job-{n}"} for n in range(JOBS)]
+        conn.execute(insert(tables.jobs), each)
+    (folder / "run.id").write_text(story.id)
+    (folder / "live.id").write_text(live.id)
+
+
+def write_log(place: Path) -> int:
     place.parent.mkdir(parents=True, exist_ok=True)
     size = 0
     with place.open("wb") as log:
@@ -129,29 +367,36 @@ def furnish(db: Database, folder: Path) -> None:
         )
         while size < LOG_BYTES:
             size += log.write(block)
-        size += log.write(b"2026-03-01 13:00:00 ERROR needle in the hay\n")
-    now = datetime.now(UTC)
-    with db.write() as conn:
-        artifacts.insert_artifact(
-            conn, job_id=story.id, attempt=None, kind="log", path="attempts/1/rank-0.log", size_bytes=size,
-            sha256="0" * 64, at=now,
-        )  # fmt: skip
-        # Copies of one row: validating 10,000 specs takes minutes.
-        row = dict(conn.execute(select(tables.jobs).where(tables.jobs.c.id == story.id)).mappings().one())
-        each = [{**row, "id": f"{n:08d}-0000-4000-8000-000000000000", "name": f"job-{n}"} for n in range(JOBS)]
-        conn.execute(insert(tables.jobs), each)
-    (folder / "run.id").write_text(story.id)
+        return size + log.write(b"2026-03-01 13:00:00 ERROR needle in the hay\n")
+
+
+def copy_runs(db: Database, run: str, numbers: range) -> None:
+    """Give the first of the 10,000 jobs an attempt each with all events of the long run."""
+    names = ", ".join(f'"{column.name}"' for column in tables.events.c if column.name != "attempt")
+    copied = text(f"INSERT INTO events (attempt, {names}) SELECT :new, {names} FROM events WHERE attempt = :old")
+    for number in numbers:
+        job = COPY.format(f"{number:08d}")
+        with db.write() as conn:
+            made = attempts.insert_attempt(conn, job, 1, handle={"folder": "/x"}, at=datetime.now(UTC))
+            conn.execute(copied, {"new": made, "old": f"{run}.1"})
+            read = select(tables.streams).where(tables.streams.c.attempt == f"{run}.1")
+            stream = dict(conn.execute(read).mappings().one())
+            conn.execute(insert(tables.streams).values({**stream, "attempt": made}))
 
 
 def steps(first: int, at: datetime) -> Iterator[Event]:
     noise = random.Random(first)
     for step in range(first, first + 10_000):
-        data = {
-            "step": step, "loss": 1.8 + 4 * math.exp(-step / 9000) + noise.gauss(0, 0.05), "lr": 3e-4,
-            "grad_norm": 0.4 + noise.random(), "tokens_per_s": 410_000 + noise.gauss(0, 5000), "mfu": 0.43,
-            "step_s": 0.2, "memory_gib": 101.2,
-        }  # fmt: skip
-        yield Event(phase="STEP", event="metrics", ts=at + timedelta(seconds=0.2 * step), data=data)
+        yield _event(step, at + timedelta(seconds=0.2 * step), noise)
+
+
+def _event(step: int, at: datetime, noise: random.Random) -> Event:
+    data = {
+        "step": step, "loss": 1.8 + 4 * math.exp(-step / 9000) + noise.gauss(0, 0.05), "lr": 3e-4,
+        "grad_norm": 0.4 + noise.random(), "tokens_per_s": 410_000 + noise.gauss(0, 5000), "mfu": 0.43,
+        "step_s": 0.2, "memory_gib": 101.2,
+    }  # fmt: skip
+    return Event(phase="STEP", event="metrics", ts=at, data=data)
 
 
 if __name__ == "__main__":

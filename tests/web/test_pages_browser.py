@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from playwright.sync_api import Page, expect
 
 from pages import samples
@@ -17,7 +18,10 @@ from trainmaster.core.events import Event
 from trainmaster.core.plan import rank_log
 from trainmaster.core.states import Stage
 from trainmaster.store.database import Database
+from trainmaster.web import ledgers
 from trainmaster.web.app import create_app
+from trainmaster.web.beside import Beside
+from trainmaster.web.ledgers import Ledgers
 from web.furnished import keep, serving
 from web.test_run_tabs import FAILED, LOG
 
@@ -25,8 +29,13 @@ RUN = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'wcag22aa',
 
 
 @pytest.fixture
-def url(db: Database, tmp_path: Path, tab: Page) -> Iterator[str]:
-    with serving(create_app(db, tmp_path, reconcile=False)) as address:
+def app(db: Database, tmp_path: Path) -> FastAPI:
+    return create_app(db, tmp_path, reconcile=False)
+
+
+@pytest.fixture
+def url(app: FastAPI, tab: Page) -> Iterator[str]:
+    with serving(app) as address:
         yield address
         tab.goto("about:blank")  # an open stream would keep the server
 
@@ -137,3 +146,14 @@ def test_curves_zoom_and_hostile_names_and_numbers_are_only_drawn(tab: Page, db:
     with tab.expect_download() as picture:
         tab.locator("#curves-png").click()
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_strips_that_come_late_are_shown(
+    tab: Page, db: Database, url: str, app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger of a long run takes longer than the first swap of its page, which puts a new element there."""
+    monkeypatch.setattr(ledgers, "_SMALL", 0)
+    app.state.ledgers = Ledgers(db, Beside(wait_s=4.0))
+    story = samples.resumed(db)
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#strips[data-drawn] .row b")).to_have_text(["node-17"], timeout=30_000)

@@ -167,7 +167,7 @@ def test_our_own_fault_is_a_page_without_a_trace(
 
 
 def test_static_files_and_nothing_else(client: TestClient) -> None:
-    for name, kind in (("style.css", "text/css"), ("chart.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+    for name, kind in (("style.css", "text/css"), ("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
         answer = client.get(f"/static/{name}")
         assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, kind)
         again = client.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})

@@ -19,33 +19,41 @@ from trainmaster.report import html
 from trainmaster.web.navigation import Entry
 
 _FOLDER = Path(__file__).parent
+_STATIC = _FOLDER / "static"
+# By name: the files it is made of, one after the other. What every page needs is one sheet and one script: a page is
+# painted when its sheets are there, and each is a request.
 _FILES = {
-    "style.css": (html.FOLDER / "style.css", "text/css"),
-    "chart.js": (html.FOLDER / "chart.js", "text/javascript"),
-    "frame.css": (_FOLDER / "static" / "frame.css", "text/css"),
-    "frame.js": (_FOLDER / "static" / "frame.js", "text/javascript"),
-    "compare.js": (_FOLDER / "static" / "compare.js", "text/javascript"),
-    "pages.css": (_FOLDER / "static" / "pages.css", "text/css"),
-    "plot.js": (_FOLDER / "static" / "plot.js", "text/javascript"),
-    "curves.js": (_FOLDER / "static" / "curves.js", "text/javascript"),
-    "timeline.js": (_FOLDER / "static" / "timeline.js", "text/javascript"),
-    "logs.js": (_FOLDER / "static" / "logs.js", "text/javascript"),
-    "live.js": (_FOLDER / "static" / "live.js", "text/javascript"),
-    "icon.svg": (_FOLDER / "static" / "icon.svg", "image/svg+xml"),
+    "style.css": ((html.FOLDER / "style.css", _STATIC / "frame.css"), "text/css"),
+    "page.js": ((html.FOLDER / "chart.js", _STATIC / "live.js", _STATIC / "frame.js"), "text/javascript"),
+    "pages.css": ((_STATIC / "pages.css",), "text/css"),
+    "compare.js": ((_STATIC / "compare.js",), "text/javascript"),
+    "plot.js": ((_STATIC / "plot.js",), "text/javascript"),
+    "curves.js": ((_STATIC / "curves.js",), "text/javascript"),
+    "timeline.js": ((_STATIC / "timeline.js",), "text/javascript"),
+    "logs.js": ((_STATIC / "logs.js",), "text/javascript"),
+    "icon.svg": ((_STATIC / "icon.svg",), "image/svg+xml"),
 }
+_FRESH_S = 60  # a browser that goes from page to page does not ask again; after an upgrade it does within a minute
 router = APIRouter(include_in_schema=False)
 
 
 @router.get("/static/{name}")
-def static(name: str, request: Request) -> Response:
-    """A static file, with an ETag."""
+async def static(name: str, request: Request) -> Response:
+    """A static file, with an ETag. It is in memory: a thread would take longer to get than the answer."""
     if name not in _FILES:
         raise HTTPException(404)
     body, tag = _file(name)
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    headers = {"ETag": tag, "Cache-Control": f"max-age={_FRESH_S}"}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type=_FILES[name][1], headers=headers)
+
+
+def compile_all() -> None:
+    """Compile every template: the first page of each kind would wait for its own."""
+    environment = _environment()
+    for name in environment.list_templates(extensions=["html"]):
+        environment.get_template(name)
 
 
 def navigate(entries: Sequence[Entry]) -> None:
@@ -81,5 +89,5 @@ def _environment() -> Environment:
 
 @functools.cache
 def _file(name: str) -> tuple[bytes, str]:
-    body = _FILES[name][0].read_bytes()
+    body = b"\n".join(path.read_bytes() for path in _FILES[name][0])
     return body, f'"{hashlib.sha256(body).hexdigest()[:24]}"'

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -90,7 +91,7 @@ def serve(
 
         from trainmaster.targets.local import local_jobs_are_isolated
         from trainmaster.web import connections
-        from trainmaster.web.app import create_app
+        from trainmaster.web.app import create_app, warm_up
         from trainmaster.web.auth import may_bind
         from trainmaster.web.local_access import open_local_access
     except ModuleNotFoundError as missing:
@@ -126,6 +127,7 @@ def serve(
         backlog=connections.BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_SHUTDOWN_S,
     )  # fmt: skip
     connections.bound_logs()
+    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
     _run(uvicorn.Server(config), listening, note)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
 
+from trainmaster.core.roles import Role
 from trainmaster.web import dependencies
 from trainmaster.web.routes import sets
 from trainmaster.web.templating import render
@@ -15,7 +16,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/sets/{set_id}")
 def show_set(page: sets.Found, who: dependencies.Viewer, part: bool = False) -> Response:
     """The set; with `part`, only the fragment that an open page replaces."""
-    return render("set_part.html" if part else "set.html", page=page, who=who)
+    return render("set_part.html" if part else "set.html", page=page, who=who, may_act=who.may(Role.USER))
 
 
 @router.post("/sets/{set_id}/cancel")

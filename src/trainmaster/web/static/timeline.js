@@ -27,6 +27,7 @@ export class Strips {
       const answer = await fetch(`/v1/training/jobs/${this.box.dataset.job}/timeline`);
       if (!answer.ok) throw new Error(String(answer.status));
       const page = await answer.json(), first = this.page === null;
+      this.box = document.getElementById("strips") ?? this.box; // until it is built, a swap of the page replaces it
       if (!page.whole) wait = 2000;
       else {
         this.page = page;

@@ -1,0 +1,142 @@
+"""Every page, made from the list of routes, in real Chromium: three widths, light and dark, axe, and keys alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+from playwright.sync_api import Page, expect
+
+from trainmaster.store import jobs, tokens
+from trainmaster.store.database import Database
+from trainmaster.web.app import create_app
+from web import every_page
+from web.furnished import serving
+from web.test_pages_browser import violations
+
+WIDER = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# What a person can act on and is shown. A radio button shares one stop with the others of its name; there are none.
+ACTIVE = """() => [...document.querySelectorAll(
+  'a[href], button, input:not([type=hidden]), select, textarea, summary, canvas[tabindex="0"], [tabindex="0"]')]
+  .filter((e) => !e.disabled && e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }))"""
+NAME = "(e) => e.outerHTML.slice(0, 120)"
+
+
+@pytest.fixture
+def app(db: Database, tmp_path: Path) -> FastAPI:
+    return create_app(db, tmp_path, reconcile=False, rate=None)
+
+
+@pytest.fixture
+def url(app: FastAPI, any_tab: Page) -> Iterator[str]:
+    with serving(app) as address:
+        yield address
+        any_tab.goto("about:blank")  # an open stream would keep the server
+
+
+def show(tab: Page, address: str) -> None:
+    """Open a page and wait for what its scripts draw."""
+    answer = tab.goto(address)
+    assert answer is not None and answer.status < 500, address
+    if tab.locator("#curves[data-job]").count():
+        tab.locator("#curves[data-drawn=whole]").wait_for()
+
+
+def faults(tab: Page, app: FastAPI, url: str, parts: dict[str, str]) -> str:
+    """What is wrong with the pages at the present width and scheme."""
+    wrong = []
+    for address in every_page.addresses(app, parts):
+        show(tab, url + address)
+        if (wide := tab.evaluate(WIDER)) > 0:
+            wrong.append(f"{address}: {wide} px too wide")
+        wrong += [f"{address}: {rule}" for rule in violations(tab)]
+    return "\n".join(wrong)
+
+
+@pytest.mark.matrix(one_in=3)
+@pytest.mark.parametrize("width", [360, 1280, 2560])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_whole_and_accessible(
+    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str, scheme: str, width: int
+) -> None:
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("no axe: pip install axe-playwright-python")
+    any_tab.set_viewport_size({"width": width, "height": 900})
+    any_tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    assert faults(any_tab, app, url, every_page.furnish(db, tmp_path)) == ""
+
+
+def test_every_page_of_a_new_server_is_accessible(any_tab: Page, app: FastAPI, url: str) -> None:
+    if importlib.util.find_spec("axe_playwright_python") is None:
+        pytest.skip("no axe: pip install axe-playwright-python")
+    any_tab.set_viewport_size({"width": 360, "height": 740})
+    nothing = dict.fromkeys(("uuid", "failed", "set_id"), every_page.NOBODY) | {"node": "n", "gpu": "g", "word": "w"}
+    assert faults(any_tab, app, url, nothing) == ""
+
+
+def test_tab_reaches_whatever_can_be_acted_on_and_shows_where_it_is(
+    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str
+) -> None:
+    tab, wrong = any_tab, []
+    for address in every_page.addresses(app, every_page.furnish(db, tmp_path)):
+        show(tab, url + address)
+        tab.evaluate(f"() => {{ window.active = new Set(({ACTIVE})()); window.dim = []; }}")
+        count = tab.evaluate("active.size")
+        tab.keyboard.press("Escape")  # a field that has the focus from the start gives it back
+        for _ in range(count + 3):
+            tab.keyboard.press("Tab")
+            # A ring, a changed border or ground: something must differ from the same element without the focus.
+            tab.evaluate(
+                "() => { const e = document.activeElement; active.delete(e); const s = getComputedStyle(e);"
+                "if (e !== document.body && s.outlineStyle === 'none' && s.boxShadow === 'none') dim.push(e); }"
+            )
+        wrong += [f"{address}: no key reaches {e}" for e in tab.evaluate(f"[...active].map({NAME})")]
+        wrong += [f"{address}: the focus is not seen on {e}" for e in tab.evaluate(f"dim.map({NAME})")]
+    assert "\n".join(wrong) == ""
+
+
+def test_what_changes_something_is_done_by_keys(any_tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    tab = any_tab
+    parts = every_page.furnish(db, tmp_path)
+    asked: list[str] = []
+
+    def answer(dialog: object) -> None:
+        asked.append(dialog.message)  # type: ignore[attr-defined]
+        dialog.accept()  # type: ignore[attr-defined]
+
+    tab.on("dialog", answer)
+    tab.goto(f"{url}/jobs/{parts['uuid']}")
+    reach(tab, "#cancel")
+    tab.keyboard.press("Enter")
+    expect(tab.locator(".verdict .word")).to_have_text("Cancelling")
+    row = jobs.find_job(db, parts["uuid"])
+    assert row is not None and row.cancel_requested and len(asked) == 1
+    tab.goto(f"{url}/settings")
+    reach(tab, "input[name=name]")
+    tab.keyboard.type("carol")
+    tab.keyboard.press("Enter")
+    expect(tab.locator("#secret")).to_contain_text("tm_")
+    reach(tab, "[aria-label='Revoke carol']")
+    tab.keyboard.press("Space")
+    expect(tab.get_by_text("revoked", exact=True)).to_be_visible()
+    made = tokens.find_by_name(db, "carol")
+    assert made is not None and made.revoked_at is not None and len(asked) == 2
+    tab.goto(f"{url}/compare")
+    for job in (parts["uuid"], parts["failed"]):
+        reach(tab, f"input[value='{job}']")
+        tab.keyboard.press("Space")
+    reach(tab, "#compare")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("heading", name="What differs")).to_be_visible()
+
+
+def reach(tab: Page, place: str) -> None:
+    """Press Tab until the focus is there."""
+    for _ in range(200):
+        if tab.evaluate("(place) => document.activeElement.matches(place)", place):
+            return
+        tab.keyboard.press("Tab")
+    pytest.fail(f"no key reaches {place}")

@@ -78,10 +78,13 @@ TABLE = {
     "web": rule(
         "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
-        ours_lazy="cluster",
+        third_lazy="httpx joserfc",
+        ours_lazy="cluster documents",
     ),
     "sim": rule("core remote targets", "fastapi", "xxhash"),
-    "cli": rule("core api documents", "typer rich yaml", "uvicorn httpx", ours_lazy=" ".join(ALL)),
+    "cli": rule(
+        "core api documents", "typer rich yaml", "uvicorn httpx joserfc", ours_lazy=" ".join(ALL)
+    ),
     "client": rule("core api", third_lazy="httpx pathspec"),
     "__main__": rule("cli"),
     "__init__": rule(ours_lazy="client"),

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
-from trainmaster.web.local_access import FILE, open_local_access
+from trainmaster.web.sign_in.local_access import FILE, open_local_access
 
 BASE = "http://127.0.0.1:8470"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DATABASE = "TRAINMASTER_DATABASE"
 HOSTS = "TRAINMASTER_HOSTS"  # folder of the hosts files that jobs name (targets/ssh); HOME/hosts
 SERVER_FILE = "server.json"  # in the home folder while a server runs: {"pid", "url", "link", "storage"}
-LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/local_access.py)
+LOCAL_TOKEN = "local.token"  # noqa: S105 (a file name: the token of the server's own user, web/sign_in/local_access.py)
 DATABASE_FILE = "trainmaster.db"
 _ADVICE = {
     errno.EROFS: "mount it writable again, or give another home folder with --home",

@@ -11,3 +11,6 @@ class Role(StrEnum):
     VIEWER = "viewer"  # read
     USER = "user"  # and submit and cancel
     ADMIN = "admin"  # and tokens, budgets, webhooks, the audit trail
+
+
+RANK = {Role.VIEWER: 0, Role.USER: 1, Role.ADMIN: 2}  # each may do what those below it may

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainmaster.api.projects import Project, Projects
-from trainmaster.store import projects
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import projects
 
 Page = Projects
 

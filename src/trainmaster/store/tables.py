@@ -14,7 +14,7 @@ job_sets ── set_trials             sets of runs; a trial becomes a job when 
 known_targets  target_grants       targets by name, and which project uses one as which account
 devices  machines  shares          what our own queue gives out, who has it, and what each project may have
 queue_orders                       who waits in it, in order, as its last pass decided
-tokens  audit  budgets  webhooks  outbox ── deliveries
+tokens ── token_owners ── people ── sessions  audit  budgets  webhooks  outbox ── deliveries
 
 Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
 secret: tokens are hashes, and a webhook's signing key is derived from the home folder's key file.
@@ -292,6 +292,41 @@ tokens = Table(
     Column("revoked_at", UtcTime),
 )
 
+# Who signed in by OpenID Connect.
+people = Table(
+    "people",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("issuer", Text, nullable=False),
+    Column("subject", String(255), nullable=False),  # `sub` of the ID token
+    Column("name", String(63), nullable=False, unique=True),  # in the audit trail; has an @, unlike a token's
+    Column("grants", json_column(), nullable=False),  # [role, project] pairs of the last sign-in
+    Column("signed_in_at", UtcTime, nullable=False),
+    UniqueConstraint("issuer", "subject"),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", big(), primary_key=True),
+    Column("hash", String(64), nullable=False, unique=True),  # SHA-256 of the 256 random bits in the cookie
+    Column("person", big(), ForeignKey("people.id"), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("project", String(63)),  # NULL: every project
+    Column("created_at", UtcTime, nullable=False),
+    Column("expires_at", UtcTime, nullable=False),
+    Index(None, "person"),
+)
+
+# Tokens that a person made; others are an admin's. Such a token lives only while its person signs in.
+token_owners = Table(
+    "token_owners",
+    metadata,
+    Column("token", big(), ForeignKey("tokens.id"), primary_key=True, autoincrement=False),
+    Column("person", big(), ForeignKey("people.id"), nullable=False),
+    Index(None, "person"),
+)
+
 # A row means that the object is in storage, whole.
 blobs = Table(
     "blobs",
@@ -321,7 +356,7 @@ audit = Table(
     metadata,
     Column("id", big(), primary_key=True),
     Column("at", UtcTime, nullable=False),
-    Column("who", String(63), nullable=False),  # a token's name, `loopback`, or `control`
+    Column("who", String(63), nullable=False),  # a token's or person's name, `loopback`, or `control`
     Column("action", String(64), nullable=False),  # job.submit, job.cancel, token.create, budget.set, …
     Column("subject", Text, nullable=False),
     Column("detail", json_column()),

@@ -6,29 +6,42 @@ import hashlib
 import hmac
 import re
 import secrets
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from trainmaster.api.access import Token
-from trainmaster.core.roles import Role
+from trainmaster.core.roles import RANK, Role
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 _TOKENS = t.tokens.c
+PERSONAL = timedelta(days=30)  # since the last sign-in of its person a token of their own is good
+_OWNED = (
+    select(t.tokens, t.people.c.grants, t.people.c.signed_in_at)
+    .outerjoin(t.token_owners, t.token_owners.c.token == _TOKENS.id)
+    .outerjoin(t.people, t.people.c.id == t.token_owners.c.person)
+)
 SHAPE = re.compile(r"tm_[A-Za-z0-9_-]{43}")
 FROM_FILE = "file-"  # begins the name of a token that a file of the deployment holds
 RESERVED = frozenset({"loopback", "local", "control"})  # names in the audit trail of callers without a token
 
 
-def issue(conn: Connection, *, name: str, role: Role, project: str | None, at: datetime) -> str | None:
-    """A new token, to be shown once; None where the name is taken (also by a revoked one: the audit trail names it)."""
+def issue(
+    conn: Connection, *, name: str, role: Role, project: str | None, at: datetime, person: int | None = None
+) -> str | None:
+    """A new token, to be shown once; None where the name is taken (also by a revoked one: the audit trail names it).
+
+    With `person` it is theirs, and lives only while they sign in.
+    """
     reserved = name in RESERVED or name.startswith(FROM_FILE)
     if reserved or conn.execute(select(_TOKENS.id).where(_TOKENS.name == name)).first() is not None:
         return None
     token = f"tm_{secrets.token_urlsafe(32)}"
     row = {"name": name, "hash": digest(token), "role": role.value, "project": project, "created_at": at}
-    conn.execute(insert(t.tokens).values(row))
+    made = conn.execute(insert(t.tokens).values(row).returning(_TOKENS.id)).scalar_one()
+    if person is not None:
+        conn.execute(insert(t.token_owners).values(token=made, person=person))
     return token
 
 
@@ -60,24 +73,41 @@ def find_token(db: Database, token: str) -> Token | None:
         return None
     wanted = digest(token)
     with db.read() as conn:
-        row = conn.execute(select(t.tokens).where(_TOKENS.hash == wanted)).mappings().first()
+        row = conn.execute(_OWNED.where(_TOKENS.hash == wanted)).mappings().first()
     # The index has compared hashes, which tells nothing of a token; the last word is in constant time all the same.
-    if row is None or not hmac.compare_digest(row["hash"], wanted) or row["revoked_at"] is not None:
+    if row is None or not hmac.compare_digest(row["hash"], wanted) or not _is_good(row):
         return None
     return _row(row)
 
 
 def is_live(db: Database, token_id: int) -> bool:
     """Whether a token that was let in is still good."""
-    query = select(_TOKENS.id).where(_TOKENS.id == token_id, _TOKENS.revoked_at.is_(None))
     with db.read() as conn:
-        return conn.execute(query).first() is not None
+        row = conn.execute(_OWNED.where(_TOKENS.id == token_id)).mappings().first()
+    return row is not None and _is_good(row)
+
+
+def _is_good(row: RowMapping) -> bool:
+    """Not revoked; and where a person made it, they signed in lately and may still do what it may."""
+    if row["revoked_at"] is not None or row["signed_in_at"] is None:
+        return row["revoked_at"] is None
+    rank, project = RANK[Role(row["role"])], row["project"]
+    covered = any(RANK[Role(role)] >= rank and where in (None, project) for role, where in row["grants"])
+    return covered and datetime.now(UTC) - row["signed_in_at"] < PERSONAL
 
 
 def any_live(db: Database) -> bool:
     """Whether anybody could be let in with a token."""
     with db.read() as conn:
         return conn.execute(select(_TOKENS.id).where(_TOKENS.revoked_at.is_(None)).limit(1)).first() is not None
+
+
+def list_owned(db: Database, person: int) -> list[Token]:
+    """Tokens that a person made, by name; without revoked ones."""
+    query = select(t.tokens).join(t.token_owners, t.token_owners.c.token == _TOKENS.id).order_by(_TOKENS.name)
+    with db.read() as conn:
+        rows = conn.execute(query.where(t.token_owners.c.person == person, _TOKENS.revoked_at.is_(None))).mappings()
+        return [_row(row) for row in rows]
 
 
 def list_tokens(db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0) -> list[Token]:
@@ -108,5 +138,5 @@ def touch(conn: Connection, token_id: int, *, at: datetime) -> None:
 
 
 def _row(row: RowMapping) -> Token:
-    kept = {name: value for name, value in row.items() if name != "hash"}
+    kept = {name: row[name] for name in row if name not in ("hash", "grants", "signed_in_at")}
     return Token(**{**kept, "role": Role(row["role"])})

@@ -21,19 +21,21 @@ from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
 from trainmaster.store.database import Database
-from trainmaster.web import api, errors, login, navigation, openapi, templating, views
+from trainmaster.web import api, errors, navigation, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.beside import Beside
 from trainmaster.web.curve_cache import CurveCache
 from trainmaster.web.guard import GuardMiddleware
 from trainmaster.web.kept import Kept
 from trainmaster.web.ledgers import Ledgers
-from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.metrics import Meter, MetricsMiddleware
 from trainmaster.web.page_cache import PageCache
 from trainmaster.web.rate_limit import ASKING, Rate
 from trainmaster.web.sections import ROUTERS
 from trainmaster.web.sections.compared import ComparedCurves
+from trainmaster.web.sign_in import login, oidc
+from trainmaster.web.sign_in.local_access import LocalAccess
+from trainmaster.web.sign_in.oidc import SignIn
 from trainmaster.web.storage_probe import StorageProbe
 from trainmaster.web.streaming import Followers
 
@@ -55,12 +57,14 @@ def create_app(
     followers: Followers | None = None,
     local: LocalAccess | None = None,
     trust_jobs: bool = False,
+    sign_in: SignIn | None = None,
 ) -> FastAPI:
     """The application over one database.
 
     `hosts` are further valid Host names, for use behind a proxy. `storage` holds the files of jobs; by default a folder
     of the home. `require_token` requires a token over loopback too; `local` is the one of the server's own Unix user.
     `trust_jobs` lets tokens of one project submit to the target `local`, whose jobs may have the server's rights.
+    `sign_in` is the OpenID provider whose accounts are let in too.
     """
     kept = storage if storage is not None else open_store(home / STORAGE_FOLDER)
     meter = Meter()
@@ -91,7 +95,8 @@ def create_app(
     app.state.reconciler = lambda: "off"
     app.state.storage_probe = StorageProbe(kept)
     app.state.local, app.state.trust_jobs = local, trust_jobs
-    pages = (views.router, *ROUTERS, login.router)
+    app.state.sign_in = sign_in
+    pages = (views.router, *ROUTERS, login.router, *((oidc.router,) if sign_in is not None else ()))
     for router in (*pages, *api.ROUTERS, templating.router):
         # As they are: `include_router` builds all sixty again in each app, 0.3 s of its first request.
         app.router.routes.extend(router.routes)
@@ -99,7 +104,8 @@ def create_app(
     app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)
     # The last one added runs first: guard, metrics, authentication.
-    app.add_middleware(AuthMiddleware, db=db, loopback=not require_token, local=local, asking=rate)
+    issuer = sign_in.provider.settings.issuer if sign_in is not None else None
+    app.add_middleware(AuthMiddleware, db=db, loopback=not require_token, local=local, issuer=issuer, asking=rate)
     app.add_middleware(MetricsMiddleware, meter=meter)
     app.add_middleware(GuardMiddleware, hosts=hosts)
     return app

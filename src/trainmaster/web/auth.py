@@ -1,6 +1,7 @@
 """Authentication and authorisation. Every request passes `AuthMiddleware`; a path without a rule is closed.
 
-A caller is identified by a token in the Authorization header (programs) or in the cookie of the login page (browsers).
+A caller is identified by a token in the Authorization header (programs) or in the cookie of the login page (browsers),
+or by the session that a sign-in with OpenID Connect began (browsers).
 Over loopback none is needed unless the server requires one. A request that a proxy forwarded is not a loopback request.
 """
 
@@ -21,23 +22,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trainmaster.api.access import Token
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_address
-from trainmaster.core.roles import Role
-from trainmaster.store import backlog, tokens
+from trainmaster.core.roles import RANK, Role
+from trainmaster.store import backlog, people, tokens
 from trainmaster.store.database import Database
+from trainmaster.store.people import Session
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
 from trainmaster.web.guard import SAFE_METHODS
-from trainmaster.web.local_access import LocalAccess
 from trainmaster.web.rate_limit import ASKING, GUESSING, Limiter, Rate
+from trainmaster.web.sign_in.local_access import LocalAccess
 
 COOKIE = "trainmaster"
 LOOPBACK = "loopback"
 LOCAL = "local"  # the server's own Unix user, by the token in HOME/local.token
-PUBLIC = frozenset({"/healthz", "/readyz", "/api/hello", "/login", "/v1/openapi.json"})
+_SIGN_IN = ("/login", "/login/oidc", "/login/oidc/callback")
+PUBLIC = frozenset({"/healthz", "/readyz", "/api/hello", "/v1/openapi.json", *_SIGN_IN})
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
 _QUERY_NAMES = frozenset({"token", "access_token", "api_key", "apikey", "authorization"})
 _MOST_PARTS = 100  # of a query; no path has ten
 _TOUCH_S = 60.0  # between two notes of a token's last use: reading must not become writing
-_RANK = {Role.VIEWER: 0, Role.USER: 1, Role.ADMIN: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,9 @@ class Caller:
     name: str
     role: Role
     project: str | None  # None: every project
-    token_id: int | None = None  # None: over loopback
+    token_id: int | None = None  # None: over loopback, or by a session
     by_cookie: bool = False
+    session: Session | None = None
 
     def sees(self, project: str) -> bool:
         return self.project is None or self.project == project
@@ -59,16 +62,21 @@ class Caller:
         return self.role is Role.ADMIN and self.project is None
 
     def may(self, role: Role) -> bool:
-        return _RANK[self.role] >= _RANK[role]
+        return RANK[self.role] >= RANK[role]
+
+    @property
+    def label(self) -> str:
+        """The caller in a message."""
+        return self.name if self.session is not None else f"token {self.name}"
 
 
-def may_bind(db: Database, host: str) -> None:
-    """UsageError where a server on this address would be open to other machines without any token."""
+def may_bind(db: Database, host: str, *, sign_in: bool = False) -> None:
+    """UsageError where a server on this address could be reached by other machines, and nobody could sign in."""
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         raise UsageError(f"--host {host}: not an address; write 127.0.0.1, ::1 or 0.0.0.0") from None
-    if not address.is_loopback and not tokens.any_live(db):
+    if not address.is_loopback and not sign_in and not tokens.any_live(db):
         raise UsageError(
             f"--host {host}: other machines could reach it, and there is no token to keep them out; create one first "
             "with `trainmaster token create NAME --role admin`, or listen on 127.0.0.1 and use an SSH tunnel"
@@ -85,10 +93,12 @@ class AuthMiddleware:
         db: Database,
         loopback: bool,
         local: LocalAccess | None = None,
+        issuer: str | None = None,
         asking: Rate | None = ASKING,
         guessing: Rate = GUESSING,
     ) -> None:
         self._app, self._db, self._loopback, self._local = app, db, loopback, local
+        self._issuer = issuer  # of sessions
         self._asking = Limiter(asking) if asking is not None else None
         self._guessing = Limiter(guessing)
         self._touched: dict[int, float] = {}
@@ -124,6 +134,8 @@ class AuthMiddleware:
             who = self._stranger(request, public=public)
         elif self._local is not None and self._local.owns(given) and from_loopback(request):
             who = Caller(name=LOCAL, role=Role.ADMIN, project=None, by_cookie=by_cookie)
+        elif by_cookie and self._issuer is not None and people.SHAPE.fullmatch(given):
+            who = await run_in_threadpool(self._find_person, given, self._issuer)
         else:
             token = await run_in_threadpool(self._find, given)
             if token is None:
@@ -133,8 +145,8 @@ class AuthMiddleware:
                 name=token.name, role=token.role, project=token.project, token_id=token.id, by_cookie=by_cookie
             )
         if self._asking is not None:
-            known = who is not None and who.token_id is not None
-            _spend(self._asking, f"token {who.name}" if who and known else f"address {address}", "requests")
+            known = who is not None and (who.token_id is not None or who.session is not None)
+            _spend(self._asking, who.label if who and known else f"address {address}", "requests")
         return who
 
     def _stranger(self, request: Request, *, public: bool) -> Caller | None:
@@ -152,6 +164,12 @@ class AuthMiddleware:
                 tokens.touch(conn, row.id, at=datetime.now(UTC))
         return row
 
+    def _find_person(self, secret: str, issuer: str) -> Caller:
+        session = people.find_session(self._db, secret, issuer=issuer, at=datetime.now(UTC))
+        if session is None:  # not counted as a guess: every session ends, and the browser sends its cookie once more
+            raise Refused(401, "session_over", "the session is over; sign in again", headers=_BEARER)
+        return Caller(name=session.name, role=session.role, project=session.project, by_cookie=True, session=session)
+
     @staticmethod
     def _refuse(request: Request, error: Refused) -> ASGIApp:
         if error.status == 401 and request.method == "GET" and not for_programs(request):
@@ -168,8 +186,8 @@ def _is_public(path: str) -> bool:
 
 
 def _is_open(path: str) -> bool:
-    """Whether any caller may change something there: sign in, or out."""
-    return _is_public(path) or path == "/logout"
+    """Whether any caller may change something there: sign in or out, or choose another of their own roles."""
+    return _is_public(path) or path in ("/logout", "/settings/project")
 
 
 def count_guess(request: Request) -> None:
@@ -194,10 +212,10 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="trainmaster"'}
 def need(who: Caller, role: Role, *, project: str | None = None) -> None:
     """Refuse a caller without this role, or without access to the project."""
     if not who.may(role):
-        raise Refused(403, "forbidden", f"token {who.name} has the role {who.role}; this needs the role {role}")
+        raise Refused(403, "forbidden", f"{who.label} has the role {who.role}; this needs the role {role}")
     if project is not None and not who.sees(project):
         own = f"; it is of {who.project}: write project={who.project}"
-        raise Refused(403, "forbidden", f"token {who.name} has no access to the project {project}{own}")
+        raise Refused(403, "forbidden", f"{who.label} has no access to the project {project}{own}")
 
 
 def _given(request: Request) -> tuple[str | None, bool]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 
 from starlette.concurrency import run_in_threadpool
 
@@ -18,7 +19,7 @@ from trainmaster.control import logs
 from trainmaster.core.errors import StorageError, TargetError
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.storage import Store
-from trainmaster.store import backlog, jobs, tokens
+from trainmaster.store import backlog, jobs, people, tokens
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
@@ -130,8 +131,10 @@ async def log(
 
 
 async def is_live(db: Database, who: Caller) -> bool:
-    """Whether the token of a caller is still valid; also while the database is away."""
+    """Whether the token or the session of a caller is still valid; also while the database is away."""
     try:
+        if who.session is not None:
+            return await run_in_threadpool(people.is_live, db, who.session.id, at=datetime.now(UTC))
         return who.token_id is None or await run_in_threadpool(tokens.is_live, db, who.token_id)
     except backlog.GONE:
         return True

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trainmaster.store.database import Database
+    from trainmaster.web.sign_in.oidc import SignIn
 
 DEFAULT_PORT = 8470
 _KEEP_ALIVE_S = 75  # longer than the interval of most pollers
@@ -43,8 +44,20 @@ SlotsOption = Annotated[
     ),
 ]
 
+JobUserOption = Annotated[
+    str | None,
+    typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of other local jobs; needs root."),
+]
+
 AdminTokenOption = Annotated[
     Path | None, typer.Option(help="File with a token to let in as admin: tm_ and 43 letters or digits.")
+]
+
+OidcOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="TRAINMASTER_OIDC", help="Settings of the sign-in by OpenID Connect (YAML; docs/guides/server.md)."
+    ),
 ]
 
 
@@ -60,10 +73,7 @@ def serve(
     trust_loopback: Annotated[
         bool, typer.Option("--trust-loopback", help="Admit every account of this machine as admin, without a token.")
     ] = False,
-    job_user: Annotated[
-        str | None,
-        typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of other local jobs; needs root."),
-    ] = None,
+    job_user: JobUserOption = None,
     trust_jobs: Annotated[
         bool, typer.Option("--trust-jobs", help="Let project tokens submit jobs that run as the server's user.")
     ] = False,
@@ -72,6 +82,7 @@ def serve(
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     admin_token_file: AdminTokenOption = None,
+    oidc: OidcOption = None,
 ) -> None:
     """Serve the API and the dashboard, and run the reconciler.
 
@@ -93,7 +104,7 @@ def serve(
         from trainmaster.web import connections
         from trainmaster.web.app import create_app, warm_up
         from trainmaster.web.auth import may_bind
-        from trainmaster.web.local_access import open_local_access
+        from trainmaster.web.sign_in.local_access import open_local_access
     except ModuleNotFoundError as missing:
         raise MissingExtra("the server", "server") from missing
     if require_token and trust_loopback:
@@ -103,7 +114,8 @@ def serve(
     isolated = local_jobs_are_isolated()
     folder, db = open_home(home)
     _admit(db, admin_token_file)
-    may_bind(db, host)
+    sign_in = _open_sign_in(oidc, folder)
+    may_bind(db, host, sign_in=sign_in is not None)
     kept = open_storage(storage, folder)
     descriptors = connections.raise_descriptor_limit()
     local = None if trust_loopback else open_local_access(folder)
@@ -119,7 +131,7 @@ def serve(
     # Beyond loopback every caller needs a token: a proxy on this machine makes remote callers look local.
     app = create_app(
         db, folder, reconcile=reconcile, hosts=name or (), storage=kept, local=local,
-        require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs,
+        require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs, sign_in=sign_in,
     )  # fmt: skip
     http = connections.Connections(connections.connection_limit(descriptors)).protocol()
     config = uvicorn.Config(
@@ -147,6 +159,22 @@ def _admit(db: Database, file: Path | None) -> None:
         name = tokens.admit(conn, token, at=datetime.now(UTC))
         if name is not None:
             audit.record(conn, who="control", action="token.create", subject=f"token:{name}", detail={"role": "admin"})
+
+
+def _open_sign_in(file: Path | None, home: Path) -> SignIn | None:
+    """The sign-in by OpenID Connect, where a file has its settings."""
+    from trainmaster.web.sign_in import settings
+    from trainmaster.web.sign_in.oidc import SignIn
+
+    if file is None:
+        return None
+    try:
+        import joserfc  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise MissingExtra("sign-in by OpenID Connect", "oidc") from missing
+    client = settings.load(file)
+    os.environ.pop(settings.VARIABLE, None)  # not for the jobs that this server starts
+    return SignIn(client, home)
 
 
 def _set_variables(**values: object) -> None:

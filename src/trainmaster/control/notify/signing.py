@@ -24,7 +24,12 @@ BODY_LIMIT = 64 << 10  # bytes; a message that is longer loses its details and s
 
 def signing_key(home: Path, webhook_id: str) -> str:
     """The key with which a webhook's messages are signed, as its receiver gets to see it once."""
-    return hmac.new(_home_key(home), f"webhook:{webhook_id}".encode(), hashlib.sha256).hexdigest()
+    return derive_key(home, f"webhook:{webhook_id}").hex()
+
+
+def derive_key(home: Path, purpose: str) -> bytes:
+    """A key for one purpose, made from the home folder's key file."""
+    return hmac.digest(_home_key(home), purpose.encode(), hashlib.sha256)
 
 
 def sign(key: str, body: bytes, *, at: int) -> str:

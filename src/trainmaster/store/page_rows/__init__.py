@@ -1,1 +1,1 @@
-"""Rows that only pages read: curves, the figures behind them, search."""
+"""Rows that only pages read: curves, the figures behind them, search, counts of projects."""

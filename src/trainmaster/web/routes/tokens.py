@@ -13,6 +13,7 @@ from trainmaster.api.access import Audit, Me, NewToken, Tokens
 from trainmaster.core.roles import Role
 from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
+from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
@@ -48,13 +49,7 @@ def list_tokens(
 def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Create a token. Its secret is only in this answer. 409 if the name was used before."""
     _need_all_of(who, wish.project)
-    with db.write() as conn:
-        token = tokens.issue(conn, name=wish.name, role=wish.role, project=wish.project, at=datetime.now(UTC))
-        if token is not None:
-            detail = {"role": wish.role.value, "project": wish.project}
-            audit.record(conn, who=who.name, action="token.create", subject=f"token:{wish.name}", detail=detail)
-    if token is None:
-        raise Refused(409, "name_taken", f"the name {wish.name} was used by another token; choose a new one")
+    token = issue(db, wish, by=who.name)
     return reply(NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
 
 
@@ -66,11 +61,30 @@ def revoke_token(
     token = tokens.find_by_name(db, name)
     if token is None or (who.project is not None and token.project != who.project):
         raise Refused(404, "not_found", f"no token {name}")
+    if token.revoked_at is None:
+        revoke(db, name, by=who.name)
+    return Response(status_code=204)
+
+
+def issue(db: Database, wish: TokenWish, *, by: str, person: int | None = None) -> str:
+    """A new token, and its entry in the audit trail; Refused where the name was used before."""
+    with db.write() as conn:
+        token = tokens.issue(
+            conn, name=wish.name, role=wish.role, project=wish.project, at=datetime.now(UTC), person=person
+        )
+        if token is not None:
+            detail = {"role": wish.role.value, "project": wish.project}
+            audit.record(conn, who=by, action="token.create", subject=f"token:{wish.name}", detail=detail)
+    if token is None:
+        raise Refused(409, "name_taken", f"the name {wish.name} was used by another token; choose a new one")
+    return token
+
+
+def revoke(db: Database, name: str, *, by: str) -> None:
+    """Revoke a token, and enter it in the audit trail."""
     with db.write() as conn:
         tokens.revoke(conn, name, at=datetime.now(UTC))
-        if token.revoked_at is None:
-            audit.record(conn, who=who.name, action="token.revoke", subject=f"token:{name}")
-    return Response(status_code=204)
+        audit.record(conn, who=by, action="token.revoke", subject=f"token:{name}")
 
 
 @router.get("/audit", response_model=Audit, dependencies=[dependencies.admins, dependencies.everywhere])
@@ -91,5 +105,5 @@ def list_audit(
 def _need_all_of(who: Caller, project: str | None) -> None:
     """Refuse a token with more rights than its creator has."""
     if project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"token {who.name} is limited to the project {who.project}; name that project")
+        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
     need(who, Role.ADMIN, project=project)

@@ -62,7 +62,7 @@ def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Respons
 def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Create a webhook. Its signing key is only in this answer."""
     if wish.project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"token {who.name} is limited to the project {who.project}; name that project")
+        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
     need(who, Role.ADMIN, project=wish.project)
     try:
         check_url(wish.url, allow_hosts=channels.load(request.app.state.home).allow_hosts)

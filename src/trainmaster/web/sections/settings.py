@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Query, Request
@@ -19,7 +20,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
-from trainmaster.store import audit, webhooks
+from trainmaster.store import audit, people, tokens, webhooks
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
@@ -32,6 +33,8 @@ from trainmaster.web.templating import render
 router = APIRouter(include_in_schema=False)
 _AUDIT = 50  # entries on a page
 _MOST_TOKENS = 200
+_MOST_SESSIONS = 200
+_MOST_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +73,57 @@ def create_token(request: Request, db: dependencies.Db, who: dependencies.Admin,
 def revoke_token(db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
     tokens_api.revoke_token(form.required("name"), db, who)
     return RedirectResponse("/settings#tokens", status_code=303)
+
+
+@router.post("/settings/own-tokens")
+def create_own_token(request: Request, db: dependencies.Db, who: dependencies.User, form: Posted) -> Response:
+    """Create a token of a signed-in person, with the role and project that they work with now."""
+    session = _need_session(who)
+    try:
+        wish = tokens_api.TokenWish(name=form.text("name"), role=who.role, project=who.project)
+    except ValidationError as error:
+        raise refuse_invalid(error) from error
+    made = tokens_api.issue(db, wish, by=who.name, person=session.person)
+    notice = Notice(text=f"Token {wish.name} of yours. It is shown only now: copy it.", secret=made)
+    return _page(request, db, who, notice=notice)
+
+
+@router.post("/settings/own-tokens/revoke")
+def revoke_own_token(db: dependencies.Db, who: dependencies.User, form: Posted) -> Response:
+    name = form.required("name")
+    if name not in {token.name for token in tokens.list_owned(db, _need_session(who).person)}:
+        raise Refused(404, "not_found", f"no token {name} of yours")
+    tokens_api.revoke(db, name, by=who.name)
+    return RedirectResponse("/settings#own-tokens", status_code=303)
+
+
+def _need_session(who: Caller) -> people.Session:
+    if who.session is None:
+        raise Refused(403, "forbidden", "this is for people who signed in by OpenID Connect")
+    return who.session
+
+
+@router.post("/settings/project")
+def choose_project(db: dependencies.Db, who: dependencies.Viewer, form: Posted) -> Response:
+    """Continue with another of the roles that the sign-in gave."""
+    role, _, project = form.required("grant").partition(" ")
+    session = _need_session(who)
+    if (role, project or None) not in session.grants:
+        raise Refused(403, "forbidden", "this sign-in has no such role")
+    with db.write() as conn:
+        people.choose(conn, session.id, role=Role(role), project=project or None)
+    return RedirectResponse("/settings", status_code=303)
+
+
+@router.post("/settings/sessions/end")
+def end_session(db: dependencies.Db, who: dependencies.Operator, form: Posted) -> Response:
+    """End the session of a person; who may sign in is the provider's and the settings' to say."""
+    number = form.number("id", most=_MOST_ID)
+    with db.write() as conn:
+        name = people.end(conn, number) if number is not None else None
+        if name is not None:
+            audit.record(conn, who=who.name, action="session.end", subject=f"person:{name}")
+    return RedirectResponse("/settings#sessions", status_code=303)
 
 
 @router.post("/settings/webhooks")
@@ -149,7 +203,10 @@ def _page(
         admin=admin,
         operator=operator,
         notice=notice,
+        sessions=_sessions(request, db) if operator else None,
         roles=list(Role),
+        own_tokens=tokens.list_owned(db, who.session.person) if who.session is not None else (),
+        own_days=tokens.PERSONAL.days,
         tokens=tokens_page.read(db, project=who.project, limit=_MOST_TOKENS).tokens if admin else (),
         projects=projects.read(db, project=who.project) if admin else None,
         hooks=hooks,
@@ -164,6 +221,13 @@ def _page(
         size=_AUDIT,
         link=link,
     )
+
+
+def _sessions(request: Request, db: Database) -> list[people.Session] | None:
+    """Who is signed in by OpenID Connect; None where this server has no such sign-in."""
+    if request.app.state.sign_in is None:
+        return None
+    return people.list_sessions(db, at=datetime.now(UTC), limit=_MOST_SESSIONS)
 
 
 def _failing(db: Database, hooks: Sequence[Webhook]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Sign-in of people: by a token, by the link of the server's own user, by OpenID Connect."""

@@ -78,12 +78,12 @@ TABLE = {
     "web": rule(
         "core store storage control targets api pages report",
         "fastapi starlette anyio jinja2 markupsafe pydantic prometheus_client uvicorn",
-        third_lazy="httpx joserfc",
+        third_lazy="httpx joserfc opentelemetry",
         ours_lazy="cluster documents",
     ),
     "sim": rule("core remote targets", "fastapi", "xxhash"),
     "cli": rule(
-        "core api documents", "typer rich yaml", "uvicorn httpx joserfc", ours_lazy=" ".join(ALL)
+        "core api documents", "typer rich yaml", "uvicorn httpx joserfc opentelemetry", ours_lazy=" ".join(ALL)
     ),
     "client": rule("core api", third_lazy="httpx pathspec"),
     "__main__": rule("cli"),

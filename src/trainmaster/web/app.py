@@ -13,6 +13,7 @@ from pathlib import Path
 
 import anyio.to_thread
 from fastapi import FastAPI
+from prometheus_client import Metric
 
 from trainmaster import __version__
 from trainmaster.control import budget, maintain, reconcile
@@ -20,6 +21,7 @@ from trainmaster.control.log_view import search as log_search
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
+from trainmaster.store import backlog
 from trainmaster.store.database import Database
 from trainmaster.web import api, errors, navigation, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
@@ -29,6 +31,8 @@ from trainmaster.web.guard import GuardMiddleware
 from trainmaster.web.kept import Kept
 from trainmaster.web.ledgers import Ledgers
 from trainmaster.web.metrics import Meter, MetricsMiddleware
+from trainmaster.web.otlp.exporter import Exporter, TraceMiddleware
+from trainmaster.web.otlp.settings import Otlp
 from trainmaster.web.page_cache import PageCache
 from trainmaster.web.rate_limit import ASKING, Rate
 from trainmaster.web.sections import ROUTERS
@@ -58,21 +62,23 @@ def create_app(
     local: LocalAccess | None = None,
     trust_jobs: bool = False,
     sign_in: SignIn | None = None,
+    otlp: Otlp | None = None,
 ) -> FastAPI:
     """The application over one database.
 
     `hosts` are further valid Host names, for use behind a proxy. `storage` holds the files of jobs; by default a folder
     of the home. `require_token` requires a token over loopback too; `local` is the one of the server's own Unix user.
     `trust_jobs` lets tokens of one project submit to the target `local`, whose jobs may have the server's rights.
-    `sign_in` is the OpenID provider whose accounts are let in too.
+    `sign_in` is the OpenID provider whose accounts are let in too. `otlp` says where traces and metrics are sent.
     """
     kept = storage if storage is not None else open_store(home / STORAGE_FOLDER)
     meter = Meter()
+    exporter = Exporter(otlp) if otlp is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _settle()
-        async with _ledgers(app.state.ledgers):
+        async with _ledgers(app.state.ledgers), _export(app, exporter):
             if not reconcile:
                 yield
                 return
@@ -103,10 +109,12 @@ def create_app(
     templating.navigate(navigation.shown(app.router.routes))
     app.openapi = openapi.document(app, loopback=not require_token)  # type: ignore[method-assign]
     errors.install(app)
-    # The last one added runs first: guard, metrics, authentication.
+    # The last one added runs first: guard, traces, metrics, authentication.
     issuer = sign_in.provider.settings.issuer if sign_in is not None else None
     app.add_middleware(AuthMiddleware, db=db, loopback=not require_token, local=local, issuer=issuer, asking=rate)
     app.add_middleware(MetricsMiddleware, meter=meter)
+    if exporter is not None and exporter.traces:
+        app.add_middleware(TraceMiddleware, exporter=exporter)
     app.add_middleware(GuardMiddleware, hosts=hosts)
     return app
 
@@ -142,6 +150,21 @@ async def _ledgers(ledgers: Ledgers) -> AsyncIterator[None]:
     finally:
         stop.set()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _export(app: FastAPI, exporter: Exporter | None) -> contextlib.AbstractAsyncContextManager[None]:
+    """Send traces and metrics beside the server, where that is set."""
+    if exporter is None:
+        return contextlib.nullcontext()
+    state = app.state
+
+    def collect() -> list[Metric]:
+        meter: Meter = state.meter
+        pulse = backlog.read_backlog(state.db)
+        meter.update(pulse, following=state.followers.open, sums=state.ledgers.sums())
+        return meter.collect()
+
+    return exporter.running(collect)
 
 
 class _Looks(asyncio.Event):

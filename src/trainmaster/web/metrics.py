@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
@@ -14,7 +14,7 @@ from trainmaster.web.ledgers import Sums
 
 # Seconds. Finest around the objective: 50 ms for most answers.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})  # any word may be sent as one
+METHODS = frozenset({"GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"})  # any word may be sent as one
 
 
 class Meter:
@@ -60,6 +60,15 @@ class Meter:
         return None if self._ticked is None else time.monotonic() - self._ticked
 
     def render(self, pulse: Backlog, *, following: int, sums: Sums | None = None) -> bytes:
+        self.update(pulse, following=following, sums=sums)
+        return generate_latest(self._registry)
+
+    def collect(self) -> list[Metric]:
+        """All metrics as they are now."""
+        return list(self._registry.collect())
+
+    def update(self, pulse: Backlog, *, following: int, sums: Sums | None) -> None:
+        """Set what is read from the database, not counted."""
         for status, count in pulse.jobs.items():
             self._jobs.labels(status).set(count)
         lags = sorted(pulse.event_lags_s)
@@ -76,7 +85,6 @@ class Meter:
         self._age.set(-1.0 if age is None else age)
         if sums is not None:
             self._set_goodput(sums)
-        return generate_latest(self._registry)
 
     def _set_goodput(self, sums: Sums) -> None:
         for gauge in (self._gpu, self._money, self._targets, self._ettr, self._goodput):
@@ -116,7 +124,7 @@ class MetricsMiddleware:
                 # By route, not by path: a series for each job id would grow without bound.
                 path = getattr(scope.get("route"), "path", None) or "(none)"
                 took = time.perf_counter() - began
-                method = scope["method"] if scope["method"] in _METHODS else "(other)"
+                method = scope["method"] if scope["method"] in METHODS else "(other)"
                 self._meter.requests.labels(method, path, str(status)).observe(took)
             await send(message)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from trainmaster.store.database import Database
+    from trainmaster.web.otlp.settings import Otlp
     from trainmaster.web.sign_in.oidc import SignIn
 
 DEFAULT_PORT = 8470
@@ -132,6 +133,7 @@ def serve(
     app = create_app(
         db, folder, reconcile=reconcile, hosts=name or (), storage=kept, local=local,
         require_token=not trust_loopback or not is_loopback_host(host), trust_jobs=trust_jobs, sign_in=sign_in,
+        otlp=_open_otlp(),
     )  # fmt: skip
     http = connections.Connections(connections.connection_limit(descriptors)).protocol()
     config = uvicorn.Config(
@@ -175,6 +177,21 @@ def _open_sign_in(file: Path | None, home: Path) -> SignIn | None:
     client = settings.load(file)
     os.environ.pop(settings.VARIABLE, None)  # not for the jobs that this server starts
     return SignIn(client, home)
+
+
+def _open_otlp() -> Otlp | None:
+    """Where traces and metrics go by the variables of OpenTelemetry; None where these name no collector."""
+    from trainmaster.web.otlp.settings import read_settings
+
+    settings = read_settings(os.environ)
+    if settings is not None:
+        try:
+            import opentelemetry.proto  # noqa: F401
+        except ModuleNotFoundError as missing:
+            raise MissingExtra("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp") from missing
+    for name in [name for name in os.environ if name.startswith("OTEL_") and name.endswith("_HEADERS")]:
+        del os.environ[name]  # secrets, not for the jobs that this server starts
+    return settings
 
 
 def _set_variables(**values: object) -> None:

@@ -55,15 +55,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200, help="runs of 100,000 steps to compare; 50 MB each")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--live-min", type=float, default=10.0, help="minutes of the live run")
+    parser.add_argument("--no-paints", action="store_true", help="measure zoom, log and memory alone")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     db = prepare(folder, options.runs)
     run, live = (folder / "run.id").read_text(), (folder / "live.id").read_text()
     with sync_playwright() as driver, serving(bare_app()) as bare:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        measure_cold(folder, browser, bare, f"/jobs/{run}", options.rounds)
+        if not options.no_paints:
+            measure_cold(folder, browser, bare, f"/jobs/{run}", options.rounds)
         with served(folder) as url:
-            measure_paints(browser, url, bare, paths(db, run, options.runs), options.rounds)
+            if not options.no_paints:
+                measure_paints(browser, url, bare, paths(db, run, options.runs), options.rounds)
             tab = browser.new_page()
             measure_zoom(tab, f"{url}/jobs/{run}", options.rounds)
             measure_log(tab, f"{url}/jobs/{run}/logs?attempt=1&stream=rank-0.log", options.rounds)

@@ -1,0 +1,370 @@
+"""Trainmaster beside MLflow, Aim and TensorBoard: the same runs, machine and browser; load, zoom, memory and disk.
+
+    PYTHONPATH=src:tests .venv/bin/python -P benchmarks/trackers.py FOLDER --runs 50 --points 1000
+    PYTHONPATH=src:tests .venv/bin/python -P benchmarks/trackers.py FOLDER --write docs/how/trackers.md     500 × 10,000
+
+Each product is installed from PyPI into an environment of its own below FOLDER, written to as its documentation
+recommends (tracker_writers.py), and served by its own command with its default settings. A page is loaded when its
+picture has stopped to change: Chromium sends a frame for each change, and the time of the last one counts, for every
+product alike. Spinners count as changes. What a page needs to show the curves (a click, a choice) is part of its load.
+What was written is kept in FOLDER, so that the pages alone can be measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+MANY = 200  # runs in one chart; the most that a comparison of Trainmaster takes
+STILL_S, LONGEST_S = 3.0, 180.0
+PRODUCTS = ("trainmaster", "mlflow", "aim", "tensorboard")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--points", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(PRODUCTS))
+    parser.add_argument("--no-pages", action="store_true", help="write the runs and measure no page")
+    parser.add_argument("--write", type=Path, help="page for the table")
+    options = parser.parse_args()
+    results: dict[str, dict[str, Any]] = {}
+    for product in options.only.split(","):
+        work = options.folder / f"{product}-{options.runs}x{options.points}"
+        print(f"{product} …", flush=True)
+        try:
+            python = install(product, options.folder)
+            written = write(product, python, work, options)
+            pages = {} if options.no_pages else measure(product, python, work, written, options)
+            results[product] = {**written, **pages}
+        except Exception as error:  # one product that fails is said in its row, and the others are measured
+            results[product] = {"fault": " ".join(str(error).split())[:300]}
+        shown = {name: value for name, value in results[product].items() if name != "ids"}
+        print(f"{product}: {json.dumps(shown)}", flush=True)
+    page = render(results, options)
+    print(page)
+    if options.write is not None:
+        options.write.write_text(page, encoding="utf-8")
+
+
+def install(product: str, folder: Path) -> str:
+    """The Python of the product's environment, which is made where it is not there."""
+    if product == "trainmaster":
+        return sys.executable
+    place = folder.resolve() / f"env-{product}"
+    if not (place / "bin" / product).exists():
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+        made = subprocess.run(
+            [place / "bin" / "pip", "install", "-q", product], capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            raise RuntimeError(f"pip install {product}: {made.stderr.strip().splitlines()[-1]}")
+    return str(place / "bin" / "python")
+
+
+def write(product: str, python: str, work: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Have the runs written, unless an earlier call has."""
+    done = work / "written.json"
+    if not done.exists():
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        script = str(ROOT / "benchmarks" / "tracker_writers.py")
+        words = [python, "-P", script, product, str(work.resolve()), str(options.runs), str(options.points)]
+        own = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}" if product == "trainmaster" else ""}
+        made = subprocess.run(words, capture_output=True, text=True, cwd=work, check=False, env={**os.environ, **own})
+        if made.returncode:
+            raise RuntimeError(f"writing: {made.stderr[-300:]}")
+        size = sum(path.stat().st_size for path in work.rglob("*") if path.is_file() and not path.is_symlink())
+        ask = f"from importlib.metadata import version; print(version({product!r}))"
+        version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+        told = json.loads(made.stdout.strip().splitlines()[-1])
+        done.write_text(json.dumps({**told, "disk_mb": round(size / 1e6, 1), "version": version}))
+    found: dict[str, Any] = json.loads(done.read_text())
+    return found
+
+
+@contextlib.contextmanager
+def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, float]]:
+    """The product's own server: its address, its process, and the seconds until it answered."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    bin_, here = Path(python).parent, work.resolve()
+    at = ["--host", "127.0.0.1", "--port", str(port)]
+    command = {
+        "trainmaster": [bin_ / "trainmaster", "serve", "--home", here, "--trust-loopback", *at],
+        "mlflow": [bin_ / "mlflow", "server", "--backend-store-uri", f"sqlite:///{here}/mlflow.db", *at],
+        "aim": [bin_ / "aim", "up", "--repo", here, "--yes", *at],
+        "tensorboard": [bin_ / "tensorboard", "--logdir", here, *at],
+    }[product]
+    began = time.monotonic()
+    with (work / "server.log").open("wb") as log:
+        own = {**os.environ, "PYTHONPATH": ""}
+        server = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, start_new_session=True, env=own)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while True:
+                with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+                    break
+                if server.poll() is not None or time.monotonic() - began > 120:
+                    raise RuntimeError(f"its server does not answer: {(work / 'server.log').read_text()[-200:]}")
+                time.sleep(0.2)
+            yield url, server.pid, time.monotonic() - began
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, 15)  # a group of its own, made above
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, 9)
+
+
+def measure(product: str, python: str, work: Path, written: dict[str, Any], options: argparse.Namespace) -> Any:
+    """Load of one run and of many, zoom of many, memory of the tab and of the server."""
+    pages = PAGES[product]
+    with served(product, python, work) as (url, pid, start_s), sync_playwright() as driver:
+        ready_s = start_s + pages.wait(url, options.runs)
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        figures: dict[str, Any] = {"ready_s": round(ready_s, 1)}
+        for name, opened in (("one", pages.one), ("many", pages.many)):
+            shown, zoomed, heap = [], [], []
+            for number in range(options.rounds):
+                load_ms, zoom_ms, heap_mb = visit(
+                    browser, lambda tab, o=opened: o(tab, url, written), work / f"{name}-{number}"
+                )
+                shown.append(load_ms)
+                zoomed.append(zoom_ms)
+                heap.append(heap_mb)
+            figures |= {f"{name}_load_ms": _middle(shown), f"{name}_zoom_ms": _middle(zoomed),
+                        f"{name}_heap_mb": _middle(heap, 1)}  # fmt: skip
+        figures["server_mb"] = round(sum(map(rss_mb, family(pid))), 0)
+        browser.close()
+    return figures
+
+
+def visit(browser: Browser, opened: Callable[[Page], str], picture: Path) -> tuple[float, float, float]:
+    """Milliseconds to load and to zoom, megabytes of the JavaScript heap; pictures of both for a person to look at."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    tab = context.new_page()
+    screen = Screen(tab)
+    began = time.time()
+    chart = opened(tab)
+    load = screen.settle() - began
+    tab.screenshot(path=f"{picture}-load.png")
+    boxes = [box for each in tab.locator(chart).all() if (box := each.bounding_box()) is not None]
+    box = max(boxes, key=lambda each: each["width"] * each["height"], default=None)
+    assert box is not None and box["width"] > 100, f"no chart at {chart}"
+    y = box["y"] + box["height"] / 2
+    if tab.locator(".icon-zoom-in").count():  # Aim zooms once its button was pressed
+        tab.locator(".icon-zoom-in").first.click()
+        screen.settle()
+    tab.mouse.move(box["x"] + 0.4 * box["width"], y)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 0.6 * box["width"], y + 30, steps=8)
+    screen.settle()
+    let_go = time.time()
+    tab.mouse.up()
+    zoom = screen.settle() - let_go
+    tab.screenshot(path=f"{picture}-zoom.png")
+    session = context.new_cdp_session(tab)
+    session.send("HeapProfiler.collectGarbage")
+    heap = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
+    context.close()
+    return 1000 * load, 1000 * zoom, heap
+
+
+class Screen:
+    """When the picture of a tab last changed."""
+
+    def __init__(self, tab: Page) -> None:
+        self.tab, self.last, self.changed = tab, "", time.time()
+        self.session = tab.context.new_cdp_session(tab)
+        self.session.on("Page.screencastFrame", self._look)
+        self.session.send("Page.startScreencast", {"format": "jpeg", "quality": 40, "everyNthFrame": 1})
+
+    def _look(self, frame: dict[str, Any]) -> None:
+        if frame["data"] != self.last:
+            self.last, self.changed = frame["data"], frame["metadata"]["timestamp"]
+        self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+
+    def settle(self) -> float:
+        """Wait until nothing has changed for a while; the time of the last change, since 1970."""
+        began = time.time()
+        while time.time() - max(self.changed, began) < STILL_S:
+            if time.time() - began > LONGEST_S:
+                raise RuntimeError(f"the page still changed after {LONGEST_S:g} s")
+            self.tab.wait_for_timeout(50)
+        return self.changed
+
+
+class Trainmaster:
+    @staticmethod
+    def wait(_url: str, _runs: int) -> float:
+        return 0.0
+
+    @staticmethod
+    def one(tab: Page, url: str, written: dict[str, Any]) -> str:
+        tab.goto(f"{url}/jobs/{written['ids'][7]}")
+        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=120_000)
+        return "#curves canvas"
+
+    @staticmethod
+    def many(tab: Page, url: str, written: dict[str, Any]) -> str:
+        tab.goto(f"{url}/compare?jobs={','.join(written['ids'][:MANY])}")
+        tab.locator("#comparison[data-drawn]").wait_for(timeout=120_000)
+        tab.locator("#overlay").scroll_into_view_if_needed()
+        return "#overlay"
+
+
+class Mlflow:
+    wait = Trainmaster.wait
+
+    @staticmethod
+    def one(tab: Page, url: str, written: dict[str, Any]) -> str:
+        tab.goto(f"{url}/#/experiments/{written['experiment']}/runs/{written['ids'][7]}/model-metrics")
+        tab.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(timeout=120_000)
+        return ".js-plotly-plot .nsewdrag"
+
+    @staticmethod
+    def many(tab: Page, url: str, written: dict[str, Any]) -> str:
+        runs, experiments = (quote(json.dumps(each)) for each in (written["ids"][:MANY], [written["experiment"]]))
+        plotted = quote(json.dumps(["loss"]))
+        tab.goto(f"{url}/#/metric?runs={runs}&experiments={experiments}&metric=%22loss%22&plot_metric_keys={plotted}")
+        tab.locator(".js-plotly-plot .scatterlayer path.js-line").nth(min(MANY, len(written["ids"])) // 2).wait_for(
+            timeout=120_000, state="attached"
+        )
+        return ".js-plotly-plot .nsewdrag"
+
+
+class Aim:
+    wait = Trainmaster.wait
+
+    @staticmethod
+    def one(tab: Page, url: str, written: dict[str, Any]) -> str:
+        """Its page of a run has no zoom; its explorer has, of one run as of many."""
+        return _explore(tab, url, f'metric.name == "loss" and run.hash == "{written["ids"][7]}"')
+
+    @staticmethod
+    def many(tab: Page, url: str, _written: dict[str, Any]) -> str:
+        return _explore(tab, url, f'metric.name == "loss" and run.number < {MANY}')
+
+
+def _explore(tab: Page, url: str, query: str) -> str:
+    select = {"advancedMode": True, "advancedQuery": query, "options": [], "query": ""}
+    # As its own page writes the choice into the address.
+    coded = base64.b64encode(quote(json.dumps(select), safe=";,/?:@&=+$-_.!~*'()#").encode()).decode().rstrip("=")
+    tab.goto(f"{url}/metrics?select=O-{coded.replace('+', '-').replace('/', '_')}")
+    tab.locator("svg.Visualization path").first.wait_for(timeout=120_000, state="attached")
+    return "svg.Visualization"
+
+
+class TensorBoard:
+    @staticmethod
+    def wait(url: str, runs: int) -> float:
+        """Its server reads the files in the background: seconds until it has every run."""
+        began = time.monotonic()
+        while time.monotonic() - began < 600:
+            with urllib.request.urlopen(f"{url}/data/plugin/scalars/tags", timeout=60) as answer:
+                if len(json.load(answer)) >= runs:
+                    break
+            time.sleep(0.5)
+        return time.monotonic() - began
+
+    @staticmethod
+    def one(tab: Page, url: str, _written: dict[str, Any]) -> str:
+        return _choose(tab, f"{url}/?runFilter=%5Erun-7%24#timeseries")
+
+    @staticmethod
+    def many(tab: Page, url: str, _written: dict[str, Any]) -> str:
+        assert MANY == 200, "the filter below is of runs 0 to 199"
+        return _choose(tab, f"{url}/?runFilter=%5Erun-1%3F%5B0-9%5D%7B1%2C2%7D%24#timeseries")
+
+
+def _choose(tab: Page, url: str) -> str:
+    """Of many runs it shows none until they are chosen: by the box above them."""
+    tab.goto(url)
+    tab.locator("line-chart line-chart-interactive-view").first.wait_for(timeout=120_000)
+    box = tab.locator("mat-checkbox input").first
+    if not box.is_checked():
+        box.click()
+    return "line-chart line-chart-interactive-view"
+
+
+PAGES: dict[str, Any] = {"trainmaster": Trainmaster, "mlflow": Mlflow, "aim": Aim, "tensorboard": TensorBoard}
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    found, parents = [pid], {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    while more := [child for child, parent in parents.items() if parent in found and child not in found]:
+        found += more
+    return found
+
+
+def rss_mb(pid: int) -> float:
+    """Memory of a process that no other shares, so that workers are not counted twice."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return 0.0
+
+
+def _middle(values: list[float], digits: int = 0) -> float:
+    return round(statistics.median(values), digits or None)
+
+
+ROWS = {
+    "version": "version", "write_s": "writing, s", "disk_mb": "disk, MB", "ready_s": "server ready, s",
+    "one_load_ms": "one run: load, ms", "one_zoom_ms": "one run: zoom, ms",
+    "one_heap_mb": "one run: heap of the tab, MB",
+    "many_load_ms": f"{MANY} runs: load, ms", "many_zoom_ms": f"{MANY} runs: zoom, ms",
+    "many_heap_mb": f"{MANY} runs: heap of the tab, MB", "server_mb": "memory of the server after it, MB",
+}  # fmt: skip
+
+
+def render(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
+    """The page of the table."""
+    names = list(results)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    lines = [
+        "# Trainmaster beside other trackers", "",
+        f"{options.runs} runs of {options.points:,} points of one metric, written to each product as its documentation",
+        "recommends and shown by its own server with default settings, in one browser on one machine",
+        f"({datetime.now(UTC):%Y-%m-%d}, {machine}; medians of {options.rounds}). Made by", "", "```",
+        f"PYTHONPATH=src:tests python -P benchmarks/trackers.py FOLDER --runs {options.runs} --points {options.points}",
+        "```", "", f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}",
+    ]  # fmt: skip
+    for key, label in ROWS.items():
+        cells = [str(results[name].get(key, "not measured")) for name in names]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines += ["", *(f"{name}: not measured, because {row['fault']}" for name, row in results.items() if "fault" in row)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -47,6 +47,11 @@ def test_the_page_of_who_resumes_is_what_its_evidence_says() -> None:
     subprocess.run([sys.executable, str(ROOT / "tools" / "write_who_resumes.py"), "--check"], check=True)
 
 
+@pytest.mark.spawns
+def test_the_pictures_are_of_the_pages_as_they_are() -> None:
+    subprocess.run([sys.executable, str(ROOT / "tools" / "picture_sources.py"), "--check"], check=True)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "jobs").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_is_a_valid_spec(path: Path) -> None:
     document = yaml_file.load(path)

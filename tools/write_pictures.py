@@ -1,4 +1,4 @@
-"""Screenshots of the dashboard for docs/pictures/, from made-up runs in a real browser.
+"""Screenshots of the dashboard for docs/pictures/, from made-up runs in a real browser. Look at them afterwards.
 
 PYTHONPATH=src:tests .venv/bin/python tools/write_pictures.py
 """
@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import picture_sources
 from playwright.sync_api import sync_playwright
 from sqlalchemy import insert, update
 
@@ -27,7 +28,7 @@ from trainmaster.targets import find_place
 from trainmaster.web.app import create_app
 from web.furnished import keep, serving
 
-PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+PICTURES = picture_sources.PICTURES
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 
@@ -58,11 +59,14 @@ def main() -> None:
                     tab.locator("#strips[data-drawn]").wait_for()
                     if file.endswith("dark"):
                         tab.locator("#curves-axis").select_option("time")
+                if path.startswith("/compare"):
+                    tab.locator("#comparison[data-drawn='1']").wait_for()
                 tab.wait_for_timeout(400)
                 tab.screenshot(path=PICTURES / f"{file}.png", full_page=path.endswith(run))
                 context.close()
         browser.close()
         db.close()
+    picture_sources.LIST.write_text(picture_sources.render(), encoding="utf-8")
 
 
 def furnish(db: Database, home: Path) -> tuple[str, str]:

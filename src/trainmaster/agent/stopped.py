@@ -37,16 +37,15 @@ class StoppedRanks:
             if pid in self._seen and pid not in self._told:
                 self._told[pid] = rank, now - _LOOK_S
                 why = f"rank {rank} is stopped (process {pid}); `kill -CONT {pid}` lets it go on"
-                self._tell("stopped", why, rank=rank, pid=pid)
+                self._folder.log(why)
+                with contextlib.suppress(OSError):  # a full disk: the log line is lost too
+                    self._events.emit("WATCH", "stopped", rank=rank, pid=pid, why=why)
         running = {rank.number for rank in alive}
         for pid in [pid for pid in self._told if pid not in stopped]:
             rank, since = self._told.pop(pid)
             if rank in running:
-                seconds = round(now - since, 1)
-                self._tell("continued", f"rank {rank} (process {pid}) goes on", rank=rank, pid=pid, seconds=seconds)
+                why, seconds = f"rank {rank} (process {pid}) goes on", round(now - since, 1)
+                self._folder.log(why)
+                with contextlib.suppress(OSError):
+                    self._events.emit("WATCH", "continued", rank=rank, pid=pid, seconds=seconds, why=why)
         self._seen = stopped
-
-    def _tell(self, event: str, why: str, *, rank: int, pid: int, **more: float) -> None:
-        self._folder.log(why)
-        with contextlib.suppress(OSError):  # a full disk: the log line is lost too
-            self._events.emit("WATCH", event, rank=rank, pid=pid, why=why, **more)

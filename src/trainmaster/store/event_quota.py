@@ -9,7 +9,7 @@ from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 CUT = "the job is over its quota of events: nothing that it writes from here on is kept"
-_ROW_BYTES = 300  # of a line beside its own bytes: key, time, words, index (docs/LOG.md)
+_ROW_BYTES = 300  # of a line beside its own bytes: key, time, words, index; an estimate, not measured
 
 
 def weigh(line: Line) -> int:

@@ -29,7 +29,8 @@ NAMES = (
     "examples/kubernetes-multi-gpu-nebius-optimized.yaml", "examples/kubernetes-pytorch-multi-node.yaml",
     "examples/kubernetes-with-auto-cleanup.yaml", "examples/slurm-nccl-test.sh", "examples/slurm-acceptance-test.sh",
     "scripts/verify-k8s-gpu-cluster.sh", "scripts/cleanup-k8s-tests.sh default 24",
-    "scripts/cleanup-slurm-logs.sh ./results 7",
+    "scripts/cleanup-slurm-logs.sh ./results 7", "kubectl delete pytorchjob gpu-cluster-acceptance-test",
+    "kubectl delete pytorchjob -l app=gpu-acceptance-test",
 )  # fmt: skip
 # Stands in for kubectl, docker, sbatch, jupyter: notes its words; fails where a file that they name is not there.
 STAND_IN = """#!/bin/sh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import zipfile
 from io import BytesIO
@@ -100,7 +101,7 @@ def test_a_node_does_not_decide_what_was_asked_of_it(tmp_path: Path, changed: di
 
 def test_the_package_is_the_node_half_and_nothing_else() -> None:
     package = pack()
-    with zipfile.ZipFile(BytesIO(package.data)) as archive:
+    with zipfile.ZipFile(BytesIO(gzip.decompress(package.data))) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     assert tree_digest(files) == package.digest
     assert {"trainmaster/__init__.py", "trainmaster/checks/__main__.py", "trainmaster/core/health.py"} <= set(files)

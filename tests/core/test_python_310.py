@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import io
 import json
 import os
@@ -127,7 +128,7 @@ def test_the_agent_and_the_checks_run_on_python_3_10(tmp_path: Path) -> None:
     python = find_310()
     if python is None:
         pytest.skip("no Python 3.10 on this machine")
-    with zipfile.ZipFile(io.BytesIO(pack().data)) as archive:
+    with zipfile.ZipFile(io.BytesIO(gzip.decompress(pack().data))) as archive:
         archive.extractall(tmp_path / "half")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / "half"), "HOME": str(tmp_path)}
 

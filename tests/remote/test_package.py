@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import re
 import subprocess
@@ -31,9 +32,16 @@ for name in sys.argv[2:]:
 @pytest.fixture(scope="module")
 def node_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("node")
-    with zipfile.ZipFile(io.BytesIO(package.pack().data)) as archive:
-        archive.extractall(folder)
+    unpack(package.pack(), folder)
     return folder
+
+
+def unpack(made: package.Package, folder: Path) -> None:
+    zipfile.ZipFile(io.BytesIO(gzip.decompress(made.data))).extractall(folder)
+
+
+def test_it_fits_into_a_config_map_with_room_to_grow() -> None:
+    assert len(package.pack().data) < 900 << 10, "a ConfigMap holds 1 MiB"
 
 
 def test_no_file_of_the_control_half_is_sent(node_half: Path) -> None:
@@ -61,7 +69,7 @@ def test_a_package_that_another_machine_has_cached_meanwhile_stays_in_place(
     cache = tmp_path / "cache" / "trainmaster" / made.digest
 
     def receive(*_: object) -> bytes:
-        zipfile.ZipFile(io.BytesIO(made.data)).extractall(cache)
+        unpack(made, cache)
         first.append(cache.stat().st_ino)
         return made.data
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
+import gzip
 import hashlib
 import io
 import json
@@ -101,7 +102,7 @@ def _node_half(order: Mapping[str, Any], work: Path, until: float) -> Path | Non
     _say(order, b"need\n")
     data = _receive(int(order["size"]), until)
     unpacked = work / "package"
-    zipfile.ZipFile(io.BytesIO(data)).extractall(unpacked)
+    zipfile.ZipFile(io.BytesIO(gzip.decompress(data))).extractall(unpacked)
     if _digest_of(unpacked) != order["digest"]:
         raise SystemExit("the package was damaged in transit")
     # Renamed in one step, on the same file system: many machines may share this home folder and do so at once. A full

@@ -6,6 +6,8 @@ argument in tests. Outputs are moved to /opt/ml/output/data, which SageMaker cop
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import shutil
@@ -32,8 +34,8 @@ def main(root: Path) -> int:
     if (given / "work.tar.gz").exists():
         shutil.copyfile(given / "work.tar.gz", run / "plan" / "work.tar.gz")
     env = {**named, **os.environ, "JOB_COMPLETION_INDEX": str(index), **_read_secrets(given / "secrets.json")}
-    if (given / "package.zip").exists():
-        with zipfile.ZipFile(given / "package.zip") as archive:
+    if (given / "package.zip.gz").exists():
+        with gzip.open(given / "package.zip.gz") as packed, zipfile.ZipFile(io.BytesIO(packed.read())) as archive:
             archive.extractall(run / "package")  # data files of the package are read by path
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(run / "package"), env.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "trainmaster.agent.pod", str(run / "plan" / "plan.json")]

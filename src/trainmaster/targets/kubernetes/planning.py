@@ -69,7 +69,7 @@ def package_map(namespace: str) -> Object:
             "namespace": namespace,
             "labels": {names.MANAGED_BY: names.MANAGER},
         },
-        "binaryData": {"package.zip": base64.b64encode(made.data).decode()},
+        "binaryData": {"package.zip.gz": base64.b64encode(made.data).decode()},
     }
 
 

@@ -27,11 +27,11 @@ _AFTER_GRACE_S = 30  # for the agent's sweep and its record, after the ranks' ow
 # The pod's command where trainmaster is sent. The archive is unpacked: its data files are read by path.
 START_SCRIPT = '''\
 """Unpack trainmaster's node half and start the agent of this pod."""
-import os, sys, zipfile
+import gzip, io, os, sys, zipfile
 
 folder = "/trainmaster/run/package"
-with zipfile.ZipFile("/trainmaster/package/package.zip") as archive:
-    archive.extractall(folder)
+with gzip.open("/trainmaster/package/package.zip.gz") as packed:
+    zipfile.ZipFile(io.BytesIO(packed.read())).extractall(folder)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
 os.execv(sys.executable, [sys.executable, "-m", "trainmaster.agent.pod", *sys.argv[1:]])
 '''

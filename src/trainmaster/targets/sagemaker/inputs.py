@@ -31,7 +31,7 @@ async def upload(aws: Aws, submission: Submission, settings: Settings, folder: s
         uri: text.encode() for uri, text in submission.files.items() if uri.startswith("s3://")
     }
     if settings.start == "agent" and settings.package == "send":
-        objects[f"{folder}/package.zip"] = package().data
+        objects[f"{folder}/package.zip.gz"] = package().data
     archive = "work.tar.gz" if settings.start == "agent" else "sourcedir.tar.gz"
     if submission.work is not None:
         objects[f"{folder}/{archive}"] = await asyncio.to_thread(_pack, submission.work)

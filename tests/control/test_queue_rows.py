@@ -11,7 +11,9 @@ from control.test_dispatch import Shared
 from trainmaster.control import submit as submitting
 from trainmaster.core import schema
 from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Device
+from trainmaster.store import attempts, jobs
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, queue
 from trainmaster.store.database import Database
@@ -42,3 +44,16 @@ def test_a_gpu_that_a_job_uses_without_holding_it_is_not_free(db: Database) -> N
         devices.record(conn, "a", "gpu", [replace(device, **by_x) for device in (*gpus, *slices)], at=now)
     used = {row.device: row.used for row in devices.list_devices(db)}
     assert used == {"GPU-0": None, "GPU-1": "process 7 holds 9 MiB", "MIG-0": None, "MIG-1": None}
+
+
+def test_a_job_that_reports_no_steps_is_expected_to_end_by_its_limit(db: Database) -> None:
+    now, ids = datetime.now(UTC), [f"{0:08}-0000-4000-8000-{number:012}" for number in range(2)]
+    with db.write() as conn:
+        devices.record(conn, "a", "gpu", [Device(id=f"GPU-{n}", machine="m0") for n in range(2)], at=now)
+        for number, (job_id, limits) in enumerate(zip(ids, ({"timeout_s": 600}, {}), strict=True)):
+            jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x"], "limits": limits}), at=now)
+            attempt = attempts.insert_attempt(conn, job_id, 1, handle={}, at=now)
+            jobs.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=now)
+            devices.book(conn, "a", attempt, {"m0": (f"GPU-{number}",)}, at=now)
+    ends = {held.job: held.end_s for held in queue.list_holders(db, devices.list_devices(db), now=now)}
+    assert ends == {ids[0]: now.timestamp() + 600, ids[1]: None}

@@ -80,3 +80,11 @@ def test_a_fault_of_an_override_names_the_command_line_and_not_the_file(tmp_path
     ]  # fmt: skip
     (text,) = (str(fault) for fault in caught.value.faults if "env.X" in str(fault))
     assert text == "command line: env.X: expected text, got 7; write env.X='\"7\"'"
+
+
+def test_a_key_that_yaml_takes_for_true_is_the_text_that_is_written(tmp_path: Path) -> None:
+    """`on:` of a spec, and environment variables named NO or ON."""
+    text = "after: {jobs: [a], on: always}\nenv: {NO: '1', yes: '2'}\nflag: on\n"
+    assert yaml_file.load(write(tmp_path, text)).value == {
+        "after": {"jobs": ["a"], "on": "always"}, "env": {"NO": "1", "yes": "2"}, "flag": True
+    }  # fmt: skip

@@ -51,7 +51,7 @@ from trainmaster.core.errors import (
 from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import attempts, costs, events, jobs
-from trainmaster.store.capacity import devices, machines
+from trainmaster.store.capacity import after, devices, machines
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import (
@@ -82,6 +82,8 @@ async def handle_stage(context: Context, job: JobRow) -> bool:
 async def _queue(context: Context, job: JobRow) -> bool:
     if job.cancel_requested:
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, "")
+    if job.spec.after.jobs and not job.attempts and (ended := await _wait_for_others(context, job)) is not None:
+        return ended
     if not dispatch.may_start(context, job):
         return await _leave_queue(context, job)
     number, assigned = job.attempts + 1, dispatch.take_booking(context, job)
@@ -112,6 +114,24 @@ async def _queue(context: Context, job: JobRow) -> bool:
         return await context.apply(job.id, change, what="intent")
     except devices.DeviceTaken:
         return False  # another server was first: nothing was written, and the next pass decides again
+
+
+async def _wait_for_others(context: Context, job: JobRow) -> bool | None:
+    """Whether a job that waits for others moved; None where it waits for none any more."""
+    before = await asyncio.to_thread(after.list_before, context.db, job.id)
+    if not before:
+        return None
+    if any(other.status is not None and not other.status.final for other in before):
+        return False
+    failed = [other for other in before if other.status is not Status.COMPLETED]
+    if failed and job.spec.after.on == "success":
+        other = failed[0]
+        how = f"is {other.status.value}" if other.status is not None else "was deleted, so how it ended is not known"
+        why = f": {other.message}" if other.message else ""
+        text = f"not started: {other.name} ({other.id}), which it waited for, {how}{why}"
+        return await end_job(context, job, Status.FAILED, Reason.DEPENDENCY_FAILED, text)
+    await context.apply(job.id, lambda conn: after.release(conn, job.id, at=context.now()), what="after")
+    return True
 
 
 async def _leave_queue(context: Context, job: JobRow) -> bool:

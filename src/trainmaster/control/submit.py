@@ -11,10 +11,12 @@ from pathlib import Path
 from trainmaster import targets
 from trainmaster.control import budget, inputs, known_targets, workdir
 from trainmaster.control.queueing import dispatch
+from trainmaster.core.config.queue import After
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
+from trainmaster.store.capacity import after
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Rents, Target
@@ -44,6 +46,7 @@ def submit_once(
     transaction; where it raises, there is no job.
     """
     spec, word, job_id, price = check(db, spec, load=load)
+    before = pin_after(db, spec).after.jobs
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
@@ -56,6 +59,7 @@ def submit_once(
             detail: dict[str, object] = {"name": spec.name, "project": spec.project, "target": spec.target}
             if spec.allow:
                 detail["allow"] = spec.allow
+            after.insert_after(conn, job_id, before)
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
             if within is not None:
                 within(conn, job_id)
@@ -69,6 +73,7 @@ def check(
     with db.read() as conn:
         word = known_targets.find_word(conn, spec)
     spec = _find_first(db, spec, word)
+    pin_after(db, spec)
     # Here and not in the spec itself: rows of earlier days must stay readable.
     if faults := [*find_in_spec(spec), *_find_tilde(spec), *dispatch.find_faults(db, word, spec)]:
         raise SpecError(faults)
@@ -90,14 +95,17 @@ def resume(
     db: Database, job_id: str, *, key: str | None = None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of one that is over, which goes on with what that one saved; and whether it is new."""
-    return submit_once(db, replace(_known(db, job_id).spec, resume_from=job_id), key=key, load=load, by=by)
+    # What it waited for is over: neither of the two waits for that again.
+    spec = replace(_known(db, job_id).spec, resume_from=job_id, after=After())
+    return submit_once(db, spec, key=key, load=load, by=by)
 
 
 def run_again(
     db: Database, job_id: str, *, key: str | None = None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of another one, from the beginning; and whether it is new."""
-    return submit_once(db, replace(_known(db, job_id).spec, resume_from=None), key=key, load=load, by=by)
+    spec = replace(_known(db, job_id).spec, resume_from=None, after=After())
+    return submit_once(db, spec, key=key, load=load, by=by)
 
 
 def _find_tilde(spec: JobSpec) -> Iterator[Fault]:
@@ -127,6 +135,22 @@ def _find_first(db: Database, spec: JobSpec, word: str) -> JobSpec:
         message = f"job {earlier.id} has saved no checkpoint; run it again: trainmaster resume --again {earlier.id}"
         raise SpecError([Fault(path="resume_from", message=message)])
     return replace(spec, resume_from=first)
+
+
+def pin_after(db: Database, spec: JobSpec) -> JobSpec:
+    """The spec with the ids of the jobs that it waits for; a job of another project is as unknown as none."""
+    ids, faults = [], []
+    for number, word in enumerate(spec.after.jobs):
+        found = after.find_named(db, spec.project, word)
+        if len(found) == 1:
+            ids.append(found[0].id)
+            continue
+        message = f"the project {spec.project} has no job {word!r}; submit that one first"
+        message = f"{word!r} is the beginning of several ids; write more of the id" if found else message
+        faults.append(Fault(path=f"after.jobs[{number}]", message=message))
+    if faults:
+        raise SpecError(faults)
+    return replace(spec, after=replace(spec.after, jobs=tuple(ids)))
 
 
 def _may_have_saved(db: Database, earlier: JobRow, first: str) -> bool:

@@ -11,7 +11,7 @@ from datetime import timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
 from trainmaster.core.compat import UTC
-from trainmaster.core.config.queue import Queue
+from trainmaster.core.config.queue import After, Queue
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.container import Container
 from trainmaster.core.errors import Fault, SpecError
@@ -165,6 +165,7 @@ class JobSpec:
     )
     resources: Resources = field(factory=Resources, doc="how many machines and ranks")
     queue: Queue = field(factory=Queue, doc="how it waits for machines")
+    after: After = field(factory=After, doc="jobs that it waits for before it starts; not stated: none")
     rent: Rent = field(factory=Rent, doc="which machines to rent, where the target rents them (lambda)")
     slurm: SlurmOptions = field(factory=SlurmOptions, doc="options of the Slurm job, where the target is slurm")
     preflight: Preflight = field(factory=Preflight, doc="checks before the start")

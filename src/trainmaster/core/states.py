@@ -104,6 +104,7 @@ class Reason(StrEnum):
     FILE_SYSTEM_ERROR = "file_system_error"
     IMAGE_ERROR = "image_error"
     CHECKPOINT_IN_USE = "checkpoint_in_use"
+    DEPENDENCY_FAILED = "dependency_failed"
 
     @property
     def rule(self) -> ReasonRule:
@@ -162,6 +163,9 @@ _RULES = {
     ),
     Reason.FILE_SYSTEM_ERROR: ReasonRule(
         retry=True, action="check the mount named in the last lines and its server", rest_s=30.0
+    ),
+    Reason.DEPENDENCY_FAILED: ReasonRule(
+        retry=False, action="see why the job that it waited for did not complete; then submit both again"
     ),
     Reason.CHECKPOINT_IN_USE: ReasonRule(
         retry=True,

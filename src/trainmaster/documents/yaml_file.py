@@ -146,6 +146,9 @@ def _parse(raw: bytes, name: str, *, several: bool) -> list[Document]:
     return documents
 
 
+_TEXT, _BOOL = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
+
+
 class _Loader(yaml.SafeLoader):
     """The safe loader of PyYAML with limits on depth and aliases; every error of it has a place."""
 
@@ -163,6 +166,9 @@ class _Loader(yaml.SafeLoader):
         self._depth -= 1
         if node is None:
             return None
+        if isinstance(node, yaml.MappingNode):
+            for key, _ in node.value:  # no field is named true: `on:` and a variable named NO are texts
+                key.tag = _TEXT if key.tag == _BOOL else key.tag
         if not is_alias:
             inner = [self._sizes[each] for each in _inner(node)]
             self._sizes[node] = 1 + sum(places for places, _ in inner), 1 + max((deep for _, deep in inner), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,32 @@ if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry
 
 Page = MachinesPage
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Devices of one machine that one job has, or that cannot be had for one reason."""
+
+    job_id: str | None
+    job: str | None
+    project: str | None
+    used: str | None
+    since: datetime | None  # of the first
+    devices: list[str]
+
+
+def fold(machine: MachineLine) -> tuple[int, list[Holding]]:
+    """How many devices of a machine are free, and who has the others: a machine of eight GPUs is one line."""
+    free, held = 0, dict[tuple[str | None, str | None], Holding]()
+    for line in machine.devices:
+        if line.job_id is None and line.used is None:
+            free += 1
+            continue
+        key = line.job_id, line.used
+        if key not in held:
+            held[key] = Holding(line.job_id, line.job, line.project, line.used, line.since, [])
+        held[key].devices.append(line.device)
+    return free, list(held.values())
 
 
 def read(

@@ -352,7 +352,7 @@ def delete_job(conn: Connection, job_id: str) -> None:
     conn.execute(t.devices.update().where(t.devices.c.attempt.in_(of_job)).values(attempt=None, since=None))
     for table in (t.check_results, t.instances, t.streams, t.events):
         conn.execute(table.delete().where(table.c.attempt.in_(of_job)))
-    for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts):
+    for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts, t.job_after):
         conn.execute(table.delete().where(table.c.job_id == job_id))
     conn.execute(t.jobs.delete().where(t.jobs.c.id == job_id, t.jobs.c.stage.is_(None)))
 

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, func, or_, select, true, updat
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.store import tables as t
+from trainmaster.store.capacity import after
 from trainmaster.store.database import Database
 
 LENGTH_S = 30.0  # a dead reconciler on another machine is noticed after this; one on this machine at once
@@ -66,9 +67,10 @@ def holds(conn: Connection, job_id: str, token: str) -> bool:
 
 
 def list_due(db: Database, token: str) -> list[str]:
-    """The open jobs that this token holds and that are not resting, oldest first."""
+    """The open jobs that this token holds, that are not resting and wait for no other job, oldest first."""
     with db.read() as conn:
         query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested())
+        query = query.where(or_(_JOBS.cancel_requested, ~after.held()))
         return list(conn.execute(query.order_by(_JOBS.created_at)).scalars())
 
 

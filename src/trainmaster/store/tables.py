@@ -40,7 +40,7 @@ from trainmaster.store.capacity import tables as queue
 from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metadata
 
 devices, machines, shares, queue_orders = queue.devices, queue.machines, queue.shares, queue.queue_orders
-job_sets, set_trials = queue.job_sets, queue.set_trials
+job_sets, set_trials, job_after = queue.job_sets, queue.set_trials, queue.job_after
 
 jobs = Table(
     "jobs",

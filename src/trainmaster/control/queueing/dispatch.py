@@ -278,7 +278,7 @@ class Dispatcher:
 
     def _keep(self, place: str, decided: Decisions) -> None:
         """Let others see the order; written again where it has changed, or is so old that it would be decided anew."""
-        waits, now = order.render(decided.waits), time.monotonic()
+        waits, now = order.render(order.to_order(place, decided.waits)), time.monotonic()
         before, at = self._kept.get(place, ("", 0.0))
         if waits != before or now - at > _KEEP_S:
             with self._context.db.write() as conn:

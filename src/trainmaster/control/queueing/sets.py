@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from trainmaster import targets
@@ -35,6 +36,9 @@ def submit_set(
     """A new set. A trial that its target cannot take is refused before there is a row."""
     checked = [submitting.check(db, trial.spec, load=load) for trial in sweep.trials]
     words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
+    if any(trial.spec.after.jobs for trial in sweep.trials):  # a name stands for the job that has it now
+        pinned = (replace(trial, spec=submitting.pin_after(db, trial.spec)) for trial in sweep.trials)
+        sweep = replace(sweep, trials=tuple(pinned))
     set_id, at = str(uuid.uuid4()), datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with failpoints.around("commit set"), db.write() as conn:

@@ -6,6 +6,7 @@ Whoever drives the jobs of a place decides every few seconds and keeps the order
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,29 +68,35 @@ def decide(
     )
 
 
+Line = tuple[str, int, int, float | None]  # job, position (0: it has none), number of its text, expected start
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a job waits and why."""
+class Order:
+    """Jobs that wait at a place, in order. Many have one reason: it is there once."""
 
     place: str
-    position: int | None  # from 1; None: it has none, the machine is closed
-    text: str
-    start_s: float | None
+    waits: Sequence[Line]
+    texts: Sequence[str]
+    jobs: Sequence[str]  # of `waits`
 
 
-def to_places(place: str, waits: Sequence[Wait]) -> dict[str, Place]:
-    """What was decided of each job that waits, in order."""
-    return {
-        wait.job: Place(place=place, position=wait.position or None, text=wait.text, start_s=wait.start_s)
-        for wait in waits
-    }
-
-
-def render(waits: Sequence[Wait]) -> str:
-    """An order as it is kept. Many jobs have one reason: each is written once."""
+def to_order(place: str, waits: Sequence[Wait]) -> Order:
+    """What was decided of the jobs that wait."""
     texts: dict[str, int] = {}
-    rows = [(wait.job, wait.position, texts.setdefault(wait.text, len(texts)), wait.start_s) for wait in waits]
-    return json.dumps({"texts": list(texts), "waits": rows}, separators=(",", ":"))
+    lines = [(wait.job, wait.position, texts.setdefault(wait.text, len(texts)), wait.start_s) for wait in waits]
+    return Order(place=place, waits=lines, texts=list(texts), jobs=[wait.job for wait in waits])
+
+
+def render(order: Order) -> str:
+    """An order as it is kept."""
+    return json.dumps({"texts": order.texts, "waits": order.waits}, separators=(",", ":"))
+
+
+@functools.lru_cache(maxsize=16)  # 10,000 jobs are a megabyte, and many ask before it changes
+def _parse(place: str, text: str) -> Order:
+    kept = json.loads(text)
+    return Order(place=place, waits=kept["waits"], texts=kept["texts"], jobs=[wait[0] for wait in kept["waits"]])
 
 
 def keep(conn: Connection, place: str, waits: str, *, at: datetime) -> None:
@@ -98,15 +105,9 @@ def keep(conn: Connection, place: str, waits: str, *, at: datetime) -> None:
     conn.execute(change, {"place": place, "at": at, "waits": waits})
 
 
-def list_kept(db: Database, *, since: datetime) -> tuple[set[str], dict[str, Place]]:
-    """Places whose order was decided since then, and every job that waits in one, in order."""
+def list_kept(db: Database, *, since: datetime) -> list[Order]:
+    """Orders of places that were decided since then."""
     orders = t.queue_orders
     with db.read() as conn:
         rows = conn.execute(select(orders).where(orders.c.at >= since).order_by(orders.c.place)).all()
-    jobs: dict[str, Place] = {}
-    for row in rows:
-        kept = json.loads(row.waits)
-        texts = kept["texts"]
-        for job, position, text, start_s in kept["waits"]:
-            jobs[job] = Place(place=row.place, position=position or None, text=texts[text], start_s=start_s)
-    return {row.place for row in rows}, jobs
+    return [_parse(row.place, row.waits) for row in rows]

@@ -18,12 +18,15 @@ from trainmaster.core.states import Reason, Stage, TargetState
 from trainmaster.queueing.state import Kind, Need, Running, Waiting
 from trainmaster.store import jobs, leases
 from trainmaster.store import tables as t
-from trainmaster.store.capacity import eta
+from trainmaster.store.capacity import after, eta
 from trainmaster.store.capacity.devices import DeviceRow
 from trainmaster.store.database import Database
+from trainmaster.store.rows import JobRow
 
 _J, _A = t.jobs.c, t.attempts.c
 _PENDING = tuple(stage.value for stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CHECKING))
+_QUEUED = (_J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False))
+_FEW = 500  # ids that a query names; more are looked for among all
 HIDES_GPUS = "CUDA_VISIBLE_DEVICES"  # empty in `env`: the job uses no GPU
 
 
@@ -104,7 +107,7 @@ def list_waiting(
     columns = (_J.id, _J.name, _J.project, _J.target, spec, _J.stage_since, _J.created_at, _J.message, _J.lease_token)
     before = (_A.job_id == _J.id) & (_A.number == _J.attempts)
     query = select(*columns, _J.attempts, _J.lease_owner, _A.handle).outerjoin(t.attempts, before)
-    query = query.where(_J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False))
+    query = query.where(*_QUEUED, ~after.named())
     query = query.where(_J.target.in_(list(words))) if words is not None else query
     with db.read() as conn:
         if driven:
@@ -122,7 +125,7 @@ def read_stamp(db: Database, words: Collection[str]) -> tuple[Any, ...]:
     since = func.coalesce(_J.stage_since, _J.created_at)
     with db.read() as conn:
         waiting = (
-            _J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False), leases.rested(),
+            *_QUEUED, ~after.named(), leases.rested(),
             _J.target.in_(list(words)), _J.lease_until >= leases.clock(conn),
         )  # fmt: skip
         query = select(func.count(), func.count(_J.lease_token.distinct()), func.max(since), func.min(since))
@@ -139,14 +142,22 @@ class Queued:
     driven: bool
 
 
-def list_queued(db: Database) -> list[Queued]:
-    """Queued jobs, oldest first."""
-    since = func.coalesce(_J.stage_since, _J.created_at)
-    query = select(_J.id, _J.project, _J.target, _J.lease_token.is_not(None)).where(
-        _J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False)
-    )
+def list_ids(db: Database, *, project: str | None = None) -> set[str]:
+    """Ids of queued jobs, of one project or of all."""
+    query = select(_J.id).where(*_QUEUED, *([_J.project == project] if project is not None else []))
     with db.read() as conn:
-        return [Queued(*row) for row in conn.execute(query.order_by(since, _J.id))]
+        return set(conn.execute(query).scalars())
+
+
+def list_queued(db: Database, *, ids: Collection[str] | None = None) -> list[Queued]:
+    """Queued jobs, oldest first: all, or some."""
+    since = func.coalesce(_J.stage_since, _J.created_at)
+    query = select(_J.id, _J.project, _J.target, _J.lease_token.is_not(None)).where(*_QUEUED)
+    few = ids is not None and len(ids) <= _FEW
+    query = query.where(_J.id.in_(list(ids))) if ids is not None and few else query
+    with db.read() as conn:
+        found = [Queued(*row) for row in conn.execute(query.order_by(since, _J.id))]
+    return found if ids is None or few else [job for job in found if job.id in ids]
 
 
 def list_rows(db: Database, ids: Sequence[str]) -> dict[str, WaitingRow]:
@@ -241,18 +252,25 @@ def list_holders(db: Database, devices: Sequence[DeviceRow], *, now: datetime) -
             running.append(_unknown(attempt, some))
             continue
         stop, ended, job = known[attempt]
-        unsaved = lost.get(attempt)
+        unsaved, since_s = lost.get(attempt), (some[0].since or now).timestamp()
         running.append(
             Running(
                 job=job.id, project=job.project, priority=read_priority(job.spec.queue.priority), kind=some[0].kind,
-                devices=_by_machine(some), since_s=(some[0].since or now).timestamp(),
-                end_s=now.timestamp() + left[job.id] if job.stage is not None and job.id in left else None,
+                devices=_by_machine(some), since_s=since_s, end_s=_expect_end(job, since_s, left.get(job.id), now),
                 preemptible=job.spec.queue.preemptible and job.stage is Stage.RUNNING,
                 loss=None if unsaved is None else unsaved * len(some),
                 stopping=stop is not None or ended is not None or job.cancel_requested,
             )
         )  # fmt: skip
     return tuple(running)
+
+
+def _expect_end(job: JobRow, since_s: float, left_s: float | None, now: datetime) -> float | None:
+    """When a job that holds devices ends: as its steps say, and by its limit at the latest; None: nothing says."""
+    limit_s = job.spec.limits.timeout_s
+    ends = [] if left_s is None or job.stage is None else [now.timestamp() + left_s]
+    ends += [] if limit_s is None or job.stage is None else [since_s + limit_s]
+    return min(ends, default=None)
 
 
 def read_priority(word: str) -> int:

@@ -76,3 +76,12 @@ set_trials = Table(
     Column("job_id", String(36), index=True),  # NULL before its turn; not a foreign key: a job may be deleted
     Column("word", Text),  # what its target stood for at submission, as in `jobs`; NULL: of an earlier version
 )
+
+# A row for each job that a queued one waits for; gone when all of them are over and it may start.
+job_after = Table(
+    "job_after",
+    metadata,
+    Column("job_id", String(36), ForeignKey("jobs.id"), primary_key=True),
+    Column("before", String(36), primary_key=True),  # not a foreign key: a job may be deleted
+    Column("name", String(63), nullable=False),  # of that job
+)

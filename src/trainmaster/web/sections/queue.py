@@ -13,6 +13,7 @@ from trainmaster.web.templating import render
 router = APIRouter(include_in_schema=False)
 _FRESH_S = 2.0  # as often as a queue asks for its devices
 _MOST = 100
+_MOST_MACHINES = 200
 
 
 @router.get("/queue")
@@ -26,6 +27,6 @@ def show_queue(
         ("queue", seen, offset), lambda: queue.read(db, project=seen, limit=_MOST, offset=offset), for_s=_FRESH_S
     )
     held = kept.read(("machines", seen), lambda: machines.read(db, home=home, project=seen), for_s=_FRESH_S)
-    given = [machine for machine in held.machines if machine.devices or machine.closed]
+    given = [(machine, *machines.fold(machine)) for machine in held.machines if machine.devices or machine.closed]
     template = "queue_part.html" if part else "queue.html"
-    return render(template, page=page, machines=given, who=who, link=link)
+    return render(template, page=page, machines=given, most_machines=_MOST_MACHINES, who=who, link=link)

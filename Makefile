@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked tested collected quick parallel alone affected test-both lint types kubernetes system-packages \
-	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue queue-traces hostile tenant secrets rank-kills owner-kills outages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue queue-traces queue-rules hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
 help: ## this list
@@ -97,6 +97,9 @@ chaos-queue: $(VENV)/.dev ## 20 jobs with priorities, gangs and preemption on 4 
 
 queue-traces: $(VENV)/.dev ## 2,000 seeded traces of our own queue in simulated time, judged by a brute-force model; ARGS='--traces 100 --seed 7'
 	PYTHONPATH=tests $(BIN)/python -m queueing.traces $(ARGS)
+
+queue-rules: $(VENV)/.dev ## our queue beside FIFO, SkyPilot's rule, dstack's rule and EASY on a published workload model; ARGS='--jobs 500 --seeds 1'
+	PYTHONPATH=tests $(BIN)/python -m queueing.compare $(ARGS)
 
 hostile: $(VENV)/.dev ## 300 misbehaviours of jobs on both databases; ARGS='--seed 7 --count 30' draws others
 	PYTHONPATH=tests $(BIN)/python -m hostile $(ARGS)

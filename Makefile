@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked tested collected quick parallel alone affected test-both lint types kubernetes system-packages \
-	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue queue-traces queue-rules hostile tenant secrets rank-kills owner-kills outages \
+	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue chaos-search queue-traces queue-rules hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
 help: ## this list
@@ -94,6 +94,9 @@ who-resumes: $(VENV)/.dev ## drill trainers of others with their documented sett
 
 chaos-queue: $(VENV)/.dev ## 20 jobs with priorities, gangs and preemption on 4 GPUs of a stand-in, the reconciler killed every few seconds; ARGS='--jobs 50 --seed 7'
 	PYTHONPATH=tests $(BIN)/python -m control.queue_chaos $(ARGS)
+
+chaos-search: $(VENV)/.dev ## a search of 200 trials, the server killed 50 times, beside the same one undisturbed; ARGS='--trials 20 --kills 5 --parallel 4'
+	PYTHONPATH=tests $(BIN)/python -m control.search_chaos $(ARGS)
 
 queue-traces: $(VENV)/.dev ## 2,000 seeded traces of our own queue in simulated time, judged by a brute-force model; ARGS='--traces 100 --seed 7'
 	PYTHONPATH=tests $(BIN)/python -m queueing.traces $(ARGS)

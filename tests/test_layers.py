@@ -70,7 +70,9 @@ TABLE = {
     "cluster": rule("core node checks bench estimate remote targets storage", third_lazy="asyncssh"),
     "sagemaker_job": rule("core node checks bench storage cluster report"),
     "store": rule("core queueing api", "sqlalchemy alembic"),
-    "control": rule("core queueing targets storage store api", third_lazy="httpx apprise yaml", ours_lazy="documents"),
+    "control": rule(
+        "core queueing targets storage store api", third_lazy="httpx apprise optuna yaml", ours_lazy="documents"
+    ),
     "api": rule("core"),
     # The history of GPUs and the rules of remedy and readmit are one code, for the command line and the pages.
     "pages": rule("core queueing store api targets", ours_lazy="cluster"),

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmaster.core.config.search import Search
 from trainmaster.core.config.spec_places import BOUNDS, PLACES, Place
 from trainmaster.core.schema import describe
 from trainmaster.core.spec import JobSpec
@@ -22,6 +23,15 @@ This table is written by `python tools/write_spec_doc.py` from the dataclasses i
 | field | type | default | what for |
 |---|---|---|---|
 """
+SEARCH_HEAD = """
+## Of a search
+
+A spec with `search` is a set of runs ([guides/sweep.md](../guides/sweep.md)); `parallel` of them are open at once, one
+where it is not stated.
+
+| field | type | default | what for |
+|---|---|---|---|
+"""
 PLACES_HEAD = """
 ## Whose rights open what a field names
 
@@ -34,10 +44,13 @@ opened in one of these places; `core/config/spec_places.py` classes every field 
 
 
 def render() -> str:
-    rows = (
-        f"| `{row.path}` | {_cell(row.type)} | {_cell(row.default)} | {_cell(row.doc)} |" for row in describe(JobSpec)
-    )
-    return HEAD + "\n".join(rows) + "\n" + PLACES_HEAD + "\n".join(_places()) + "\n"
+    search = SEARCH_HEAD + "\n".join(_fields(Search, "search"))
+    return HEAD + "\n".join(_fields(JobSpec)) + "\n" + search + "\n" + PLACES_HEAD + "\n".join(_places()) + "\n"
+
+
+def _fields(cls: type, path: str = "") -> Iterator[str]:
+    for row in describe(cls, path=path):
+        yield f"| `{row.path}` | {_cell(row.type)} | {_cell(row.default)} | {_cell(row.doc)} |"
 
 
 def _places() -> Iterator[str]:

@@ -12,18 +12,23 @@ from trainmaster.core.states import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run of a set. Without a job it waits for its turn, or has a message. Figures: of its last STEP event."""
+    """One run of a set. Without a job it waits for its turn, or has a message. Figures: of its last STEP event.
+
+    `value` is its figure in the metric of the set: of a matrix the loss, of a search what the sampler was told.
+    """
 
     number: int
-    values: Mapping[str, Any]  # of the matrix
+    values: Mapping[str, Any]  # of the matrix, or as they were proposed
     job: str | None
     name: str
     status: Status | None  # None: it has not begun, or its job was deleted
     step: int | None = None
     loss: float | None = None
     cost_cents: int | None = None
-    best: bool = False  # lowest loss of the trials that are completed
+    best: bool = False  # best value of the trials that are completed
     message: str = ""
+    value: float | None = None
+    pruned: bool = False  # stopped early, because others were better by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +40,23 @@ class SetLine:
     project: str
     status: Status
     trials: int
-    counts: Mapping[str, int]  # of its trials by status; without a job `waiting`, `skipped` by a cancel, or `deleted`
+    # Of its trials by status; `pruned`; without a job `waiting`, `skipped` by a cancel, or `deleted`.
+    counts: Mapping[str, int]
     parallel: int
     message: str  # why its next trial does not begin
     cost_cents: int | None  # of all its jobs; None: that of one is unknown
     best_loss: float | None
     created_at: datetime
     submitted_by: str | None
+    metric: str = "loss"
+    goal: str = "min"  # or max
+    best_value: float | None = None  # in the metric
+    search: str | None = None  # how trials are proposed and stopped; None: a matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPage:
-    """A set with its table of results."""
+    """A set with its table of results; of a search, the trials that were proposed."""
 
     set: SetLine
     trials: tuple[Trial, ...]

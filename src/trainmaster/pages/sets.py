@@ -9,14 +9,16 @@ from datetime import UTC, datetime
 
 from trainmaster.api.jobs import JobsPage
 from trainmaster.api.sets import SetLine, SetPage, SetsPage, Trial
+from trainmaster.core.config.search import Search
 from trainmaster.core.errors import UsageError
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as job_list
 from trainmaster.pages.cost import figures, list_spent
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.store import events, jobs
-from trainmaster.store.capacity import sets
-from trainmaster.store.capacity.sets import SetRow
+from trainmaster.store.capacity import searches, sets
+from trainmaster.store.capacity.searches import SearchTrial
+from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Database
 
 Page = SetsPage
@@ -96,40 +98,56 @@ def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterat
 
 
 def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
+    found = searches.find_search(db, row.id)
+    search = found.search if found is not None else None
+    told = {trial.number: trial for trial in searches.list_trials(db, row.id)} if search is not None else {}
     rows = sets.list_trials(db, row.id)
-    found = sets.list_jobs(db, [trial.job_id for trial in rows if trial.job_id])
-    steps, costs = events.last_event(db, list(found), phase="STEP"), figures(db, found.values(), now=now)
+    known = sets.list_jobs(db, [trial.job_id for trial in rows if trial.job_id])
+    steps, costs = events.last_event(db, list(known), phase="STEP"), figures(db, known.values(), now=now)
     trials = []
     for trial in rows:
-        job = found.get(trial.job_id or "")
+        job = known.get(trial.job_id or "")
         name = f"{row.name}-{trial.number}"
         if job is None:
-            message = _GONE if trial.job_id else _SKIPPED if row.cancel_at is not None else ""
-            trials.append(
-                Trial(number=trial.number, values=trial.values, job=None, name=name, status=None, message=message)
-            )
-            continue
-        last = steps.get(job.id)
-        data = last.data if last else {}
-        trials.append(
-            Trial(
+            shown = _show_without_job(row, trial, name)
+        else:
+            last = steps.get(job.id)
+            data = last.data if last else {}
+            shown = Trial(
                 number=trial.number, values=trial.values, job=job.id, name=name, status=job.status,
                 step=whole(data, "step"), loss=number(data, "loss"), cost_cents=costs[job.id][0], message=job.message,
-            )
-        )  # fmt: skip
-    best = find_best(trials)
+                value=number(data, "loss") if search is None else None,
+            )  # fmt: skip
+        trials.append(_add_result(shown, told[trial.number]) if trial.number in told else shown)
+    best = find_best(trials, goal="min" if search is None else search.goal)
     trials = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
-    return SetPage(set=_line(row, trials), trials=tuple(trials))
+    return SetPage(set=_line(row, trials, search), trials=tuple(trials))
 
 
-def find_best(trials: Sequence[Trial]) -> int | None:
-    """The completed trial with the lowest last loss; the first of equal ones."""
-    known = [(trial.loss, trial.number) for trial in trials if trial.status is Status.COMPLETED and _is_number(trial)]
+def _show_without_job(row: SetRow, trial: TrialRow, name: str) -> Trial:
+    message = _GONE if trial.job_id else _SKIPPED if row.cancel_at is not None else ""
+    return Trial(number=trial.number, values=trial.values, job=None, name=name, status=None, message=message)
+
+
+def _add_result(trial: Trial, told: SearchTrial) -> Trial:
+    """A trial of a search, with what the sampler was told of it."""
+    pruned = told.state == "pruned"
+    if told.job_id is None:  # no spec has these values
+        return replace(trial, status=Status.FAILED, message=told.message)
+    message = f"pruned at step {told.step}" if pruned else trial.message or told.message
+    return replace(trial, value=told.value, pruned=pruned, message=message if trial.job else trial.message)
+
+
+def find_best(trials: Sequence[Trial], *, goal: str = "min") -> int | None:
+    """The completed trial with the lowest or highest last value; the first of equal ones."""
+    sign = -1.0 if goal == "max" else 1.0
+    known = [
+        (sign * trial.value, trial.number)
+        for trial in trials
+        if trial.status is Status.COMPLETED and not trial.pruned and trial.value is not None
+        if trial.value == trial.value  # NaN is equal to nothing
+    ]
     return min(known)[1] if known else None
-
-
-def _is_number(trial: Trial) -> bool:
-    return trial.loss is not None and trial.loss == trial.loss  # NaN is equal to nothing
 
 
 def judge_status(statuses: Sequence[Status | None], *, waiting: int, cancelled: bool) -> Status:
@@ -150,21 +168,47 @@ def judge_status(statuses: Sequence[Status | None], *, waiting: int, cancelled: 
     return Status.COMPLETED
 
 
-def _line(row: SetRow, trials: Sequence[Trial]) -> SetLine:
-    waiting = sum(trial.status is None and not trial.message for trial in trials)
-    counts = Counter(trial.status.value if trial.status else _COUNTED[trial.message] for trial in trials)
+def _line(row: SetRow, trials: Sequence[Trial], search: Search | None) -> SetLine:
+    total = len(trials) if search is None else search.total
+    unproposed, cancelled = total - len(trials), row.cancel_at is not None
+    waiting = sum(trial.status is None and not trial.message for trial in trials) + unproposed
+    counts = Counter(_count_as(trial) for trial in trials)
+    if unproposed:
+        counts["skipped" if cancelled else "waiting"] += unproposed
     cents = [trial.cost_cents for trial in trials if trial.job is not None]
+    best = next((trial for trial in trials if trial.best), None)
+    metric = "loss" if search is None else search.metric
     return SetLine(
         id=row.id,
         name=row.name,
         project=row.project,
-        status=judge_status([trial.status for trial in trials], waiting=waiting, cancelled=row.cancel_at is not None),
-        trials=len(trials),
+        status=judge_status([_judge_as(trial) for trial in trials], waiting=waiting, cancelled=cancelled),
+        trials=total,
         counts=dict(counts),
         parallel=row.parallel,
         message=row.message,
         cost_cents=sum(cent for cent in cents if cent is not None) if None not in cents else None,
-        best_loss=next((trial.loss for trial in trials if trial.best), None),
+        best_loss=best.value if best is not None and metric == "loss" else None,
         created_at=row.created_at,
         submitted_by=row.submitted_by,
+        metric=metric,
+        goal="min" if search is None else search.goal,
+        best_value=best.value if best is not None else None,
+        search=None if search is None else _describe(search),
     )
+
+
+def _count_as(trial: Trial) -> str:
+    if trial.pruned:
+        return "pruned"
+    return trial.status.value if trial.status else _COUNTED[trial.message]
+
+
+def _judge_as(trial: Trial) -> Status | None:
+    """A trial that was pruned has done what it was for."""
+    return Status.COMPLETED if trial.pruned and (trial.status is None or trial.status.final) else trial.status
+
+
+def _describe(search: Search) -> str:
+    pruned = "" if search.pruner == "none" else f", pruned by {search.pruner}"
+    return f"{search.sampler}, seed {search.seed}{pruned}"

@@ -3,12 +3,13 @@
 A set and all its trials are rows of one transaction. A trial becomes a job when fewer than `parallel` of the set are
 open; the job and the mark that the trial has begun are one transaction too. So a control plane that dies at any moment
 neither loses a trial nor begins one twice, and several of them may advance the same set. Everything else about a trial
-is what is known of its job.
+is what is known of its job. The trials of a search are proposed one by one (searching.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,13 +18,16 @@ from datetime import UTC, datetime
 from trainmaster import targets
 from trainmaster.control import budget, failpoints
 from trainmaster.control import submit as submitting
+from trainmaster.control.queueing import searching, study
 from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.errors import JobFinal, JobMissing, TrainmasterError, UsageError
-from trainmaster.store import audit, tokens
-from trainmaster.store.capacity import sets
+from trainmaster.store import audit, jobs, tokens
+from trainmaster.store.capacity import searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Connection, Database
 from trainmaster.targets import Target
+
+log = logging.getLogger(__name__)
 
 
 class _NotNow(TrainmasterError):
@@ -34,6 +38,8 @@ def submit_set(
     db: Database, sweep: Sweep, *, load: Callable[[str], Target] = targets.load, by: str = submitting.LOCAL
 ) -> SetRow:
     """A new set. A trial that its target cannot take is refused before there is a row."""
+    if sweep.search is not None:
+        study.require()
     checked = [submitting.check(db, trial.spec, load=load) for trial in sweep.trials]
     words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
     if any(trial.spec.after.jobs for trial in sweep.trials):  # a name stands for the job that has it now
@@ -44,8 +50,12 @@ def submit_set(
     with failpoints.around("commit set"), db.write() as conn:
         for price in dict.fromkeys(prices):
             budget.admit(conn, sweep.project, price=price, now=at)
-        sets.insert_set(conn, set_id, sweep, by=name, at=at, words=words)
-        detail = {"name": sweep.name, "project": sweep.project, "trials": len(sweep.trials)}
+        if sweep.search is None:
+            sets.insert_set(conn, set_id, sweep, by=name, at=at, words=words)
+        else:
+            sets.insert_set(conn, set_id, replace(sweep, trials=()), by=name, at=at)
+            searches.insert_search(conn, set_id, sweep.search, sweep.template, words[0])
+        detail = {"name": sweep.name, "project": sweep.project, "trials": sweep.total}
         audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)
     row = sets.find_set(db, set_id)
     assert row is not None
@@ -57,13 +67,17 @@ def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> No
     for row in sets.list_unfinished(db):
         trials = sets.list_trials(db, row.id)
         if row.cancel_at is not None:
-            _cancel_jobs(db, row, trials)
+            _cancel_jobs(db, trials)
+        if searches.find_search(db, row.id) is not None:
+            _search(db, row, load)
+            continue
+        if row.cancel_at is not None:
+            _end(db, row)
             continue
         waiting = [trial for trial in trials if trial.job_id is None]
         room = row.parallel - sum(trial.open is True for trial in trials)
         if all(_begin(db, row, trial, load) for trial in waiting[: max(room, 0)]) and len(waiting) <= room:
-            with failpoints.around("commit set over"), db.write() as conn:
-                sets.mark_over(conn, row.id)
+            _end(db, row)
 
 
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
@@ -73,7 +87,9 @@ def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
         audit.record(conn, who=by, action="set.cancel", subject=f"set:{set_id}")
     row = sets.find_set(db, set_id)
     assert row is not None
-    _cancel_jobs(db, row, sets.list_trials(db, set_id))
+    _cancel_jobs(db, sets.list_trials(db, set_id))
+    if searches.find_search(db, set_id) is None:  # the ends of a search's trials are still to be recorded
+        _end(db, row)
 
 
 def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Target]) -> bool:
@@ -99,10 +115,26 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
     return True
 
 
-def _cancel_jobs(db: Database, row: SetRow, trials: list[TrialRow]) -> None:
+def _search(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
+    """Advance a search. What goes wrong with one holds up no other set."""
+    try:
+        searching.advance(db, row, load=load)
+    except Exception as error:
+        text = f"the search cannot go on: {type(error).__name__}: {error}"[:500]
+        if text != row.message:  # once, and not at every tick
+            log.exception("search %s; trying again", row.id)
+        with db.write() as conn:
+            sets.set_message(conn, row.id, text)
+
+
+def _cancel_jobs(db: Database, trials: list[TrialRow]) -> None:
     for trial in trials:
-        if trial.job_id is not None and trial.open:
+        job = jobs.find_job(db, trial.job_id) if trial.job_id is not None and trial.open else None
+        if job is not None and not job.cancel_requested:
             with contextlib.suppress(JobFinal, JobMissing):
-                submitting.cancel(db, trial.job_id)
+                submitting.cancel(db, job.id)
+
+
+def _end(db: Database, row: SetRow) -> None:
     with failpoints.around("commit set over"), db.write() as conn:
         sets.mark_over(conn, row.id)

@@ -1,4 +1,4 @@
-"""A set of runs: a job spec with `matrix:`, expanded to one spec per trial.
+"""A set of runs: a job spec with `matrix:`, expanded to one spec per trial, or with `search:`, filled trial by trial.
 
     matrix: {train.optimizer.lr: [1e-4, 3e-4], env.SEED: ["1", "2"], size: [small, large]}
     parallel: 2
@@ -16,15 +16,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from trainmaster.core.config.search import MOST_TRIALS, Search
 from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, parse_spec
 
-MOST_TRIALS = 1000
-KEYS = ("matrix", "parallel")
+KEYS = ("matrix", "search", "parallel")
 _FIELDS = frozenset(item.name for item in fields(JobSpec))
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # Of the whole set: one name, one bill, one checkpoint folder each.
 _FIXED = ("name", "project", "resume_from")
+# Of a whole search too: what a submission may use is decided once, before there is a proposal.
+_SUBMITTED = ("project", "target", "workdir", "allow")
+_FIXED_IN_SEARCH = frozenset((*_FIXED, *_SUBMITTED, "rent", "after", "schedule"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +42,33 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """All runs of a set, and how many may be open at once."""
+    """All runs of a set, and how many may be open at once.
+
+    With `search` the trials are not known yet: these hold every choice and both ends of every range, to be checked.
+    """
 
     name: str
     project: str
     parallel: int
     trials: tuple[Trial, ...]
     document: Mapping[str, Any] = field(default_factory=dict)  # that it was made of
+    search: Search | None = None
+
+    @property
+    def total(self) -> int:
+        """Runs in all."""
+        return len(self.trials) if self.search is None else self.search.total
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """The document that each trial of a search is made of: as written, but for what the submission has changed.
+
+        What is varied has its first value: what it was written over was checked by nobody, and might be a secret.
+        """
+        first = self.trials[0]
+        plain = {key: value for key, value in self.document.items() if key not in KEYS}
+        filled = _put_fields(plain, first.values, "search.parameters")
+        return {**filled, **{name: getattr(first.spec, name) for name in _SUBMITTED}}
 
 
 def is_sweep(mapping: object) -> bool:
@@ -55,6 +79,8 @@ def is_sweep(mapping: object) -> bool:
 def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
     """The trials of a document; SpecError with the faults of the matrix, or of the first trial that has some."""
     plain = {key: value for key, value in mapping.items() if key not in KEYS}
+    if "search" in mapping:
+        return _parse_search(mapping, plain)
     matrix, parallel = mapping.get("matrix"), mapping.get("parallel")
     if faults := [*_find_faults(matrix, plain), *_find_parallel(parallel)]:
         raise SpecError(faults)
@@ -62,7 +88,7 @@ def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
     trials = []
     for number, values in enumerate(itertools.product(*matrix.values()), 1):
         chosen = dict(zip(matrix, values, strict=True))
-        spec = parse_spec(_fill(plain, chosen, number))
+        spec = parse_spec(fill(plain, chosen, number))
         trials.append(Trial(number=number, values=chosen, spec=spec))
     first = trials[0].spec
     return Sweep(
@@ -72,6 +98,55 @@ def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
         trials=tuple(trials),
         document=dict(mapping),
     )
+
+
+def _parse_search(mapping: Mapping[str, Any], plain: Mapping[str, Any]) -> Sweep:
+    faults = list(_find_parallel(mapping.get("parallel")))
+    if "matrix" in mapping:
+        faults.append(Fault(path="matrix", message="does not go with `search`: write one of the two"))
+    try:
+        search = build(Search, mapping["search"], path="search")
+    except SpecError as error:
+        raise SpecError([*faults, *error.faults]) from None
+    probes = {key: list(space.probes()) for key, space in search.spaces.items()}
+    for key, values in probes.items():
+        fault = _find_fault(key, values, probes, plain)
+        if key.partition(".")[0] in _FIXED_IN_SEARCH:
+            fault = "is the same for the whole search"
+        if fault:
+            faults.append(Fault(path=f"search.parameters.{key}", message=fault))
+    faults += _find_long_name(plain, search.total)
+    if faults:
+        raise SpecError(faults)
+    first = {key: values[0] for key, values in probes.items()}
+    others = [{**first, key: value} for key, values in probes.items() for value in values[1:]]
+    trials = [
+        Trial(number=number, values=chosen, spec=_parse_probe(plain, chosen, number))
+        for number, chosen in enumerate([first, *others], 1)
+    ]
+    return Sweep(
+        name=str(plain["name"]),
+        project=trials[0].spec.project,
+        parallel=int(mapping.get("parallel") or 1),
+        trials=tuple(trials),
+        document=dict(mapping),
+        search=search,
+    )
+
+
+def _parse_probe(plain: Mapping[str, Any], chosen: Mapping[str, Any], number: int) -> JobSpec:
+    """A spec with these values; a fault of one of them is placed where its parameter stands."""
+    try:
+        return parse_spec(fill(plain, chosen, number, section="search.parameters"))
+    except SpecError as error:
+        raise SpecError([_place(fault, chosen) for fault in error.faults]) from None
+
+
+def _place(fault: Fault, chosen: Mapping[str, Any]) -> Fault:
+    key = next((key for key in chosen if fault.path == key or fault.path.startswith((f"{key}.", f"{key}["))), None)
+    if key is None:
+        return fault
+    return Fault(path=f"search.parameters.{key}", message=fault.message)
 
 
 def _find_faults(matrix: object, plain: Mapping[str, Any]) -> Iterator[Fault]:
@@ -89,6 +164,10 @@ def _find_faults(matrix: object, plain: Mapping[str, Any]) -> Iterator[Fault]:
             yield Fault(path=f"matrix.{key}", message=fault)
     if count > MOST_TRIALS:
         yield Fault(path="matrix", message=f"gives {count:,} trials; at most {MOST_TRIALS:,} are one set")
+    yield from _find_long_name(plain, count)
+
+
+def _find_long_name(plain: Mapping[str, Any], count: int) -> Iterator[Fault]:
     name = plain.get("name")
     if isinstance(name, str) and len(name) + len(str(count)) + 1 > 63:
         yield Fault(path="name", message="is too long: the number of a trial is added to it")
@@ -137,13 +216,12 @@ def _uses(plain: Mapping[str, Any], name: str) -> bool:
     return any(f"{{{name}}}" in str(word) for word in words)
 
 
-def _fill(plain: Mapping[str, Any], chosen: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """The document of one trial."""
-    made: dict[str, Any] = copy.deepcopy(dict(plain))
-    variables = {key: value for key, value in chosen.items() if "." not in key and key not in _FIELDS}
-    for key, value in chosen.items():
-        if key not in variables:
-            _put(made, key, copy.deepcopy(value))
+def fill(
+    plain: Mapping[str, Any], chosen: Mapping[str, Any], number: int, *, section: str = "matrix"
+) -> dict[str, Any]:
+    """The document of one trial; `section` is where its values are stated, for faults."""
+    made = _put_fields(plain, chosen, section)
+    variables = {key: value for key, value in chosen.items() if _is_variable(key)}
     for key, value in variables.items():
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if isinstance(made.get("command"), list):
@@ -155,13 +233,25 @@ def _fill(plain: Mapping[str, Any], chosen: Mapping[str, Any], number: int) -> d
     return made
 
 
-def _put(made: dict[str, Any], path: str, value: Any) -> None:
+def _put_fields(plain: Mapping[str, Any], chosen: Mapping[str, Any], section: str) -> dict[str, Any]:
+    made: dict[str, Any] = copy.deepcopy(dict(plain))
+    for key, value in chosen.items():
+        if not _is_variable(key):
+            _put(made, key, copy.deepcopy(value), section)
+    return made
+
+
+def _is_variable(key: str) -> bool:
+    return "." not in key and key not in _FIELDS
+
+
+def _put(made: dict[str, Any], path: str, value: Any, section: str) -> None:
     here: Any = made
     *parents, last = path.split(".")
     for name in parents:
         here = here.setdefault(name, {}) if isinstance(here, dict) else None
     if not isinstance(here, dict):
-        raise SpecError([Fault(path=f"matrix.{path}", message="goes through a value that has no fields")])
+        raise SpecError([Fault(path=f"{section}.{path}", message="goes through a value that has no fields")])
     here[last] = value
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Float, ForeignKey, Index, Integer, String, Table, Text
+from sqlalchemy import Boolean, Column, Float, ForeignKey, ForeignKeyConstraint, Index, Integer, String, Table, Text
 
-from trainmaster.store.columns import SafeText, UtcTime, json_column, metadata
+from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metadata
 
 # A row with an attempt is booked: written with the attempt's intent, taken back when it is released.
 devices = Table(
@@ -84,4 +84,43 @@ job_after = Table(
     Column("job_id", String(36), ForeignKey("jobs.id"), primary_key=True),
     Column("before", String(36), primary_key=True),  # not a foreign key: a job may be deleted
     Column("name", String(63), nullable=False),  # of that job
+)
+
+# A set whose trials are proposed: its rows of set_trials come one by one, each with a row of search_trials.
+searches = Table(
+    "searches",
+    metadata,
+    Column("set_id", String(36), ForeignKey("job_sets.id"), primary_key=True),
+    Column("search", json_column(), nullable=False),
+    Column("template", json_column(), nullable=False),  # the document that each trial is made of
+    Column("word", Text),  # what the target stood for at submission
+    Column("turn", Integer, nullable=False),  # recorded changes so far: they are made one after the other
+)
+
+search_trials = Table(
+    "search_trials",
+    metadata,
+    Column("set_id", String(36), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("state", String(8), nullable=False),  # running, complete, pruned, failed
+    Column("value", Float),  # the newest of the metric; of a pruned one, that at which it was pruned
+    Column("step", big()),  # of that value
+    Column("message", SafeText, nullable=False),
+    Column("attributes", json_column(), nullable=False),  # that the pruner keeps with a trial
+    Column("read_attempt", Integer, nullable=False),  # events are read up to here
+    Column("read_offset", big(), nullable=False),
+    Column("proposed", Integer, nullable=False),  # turn
+    Column("ended", Integer),  # turn; a proposal saw the ends of earlier turns, and no others
+    ForeignKeyConstraint(["set_id", "number"], ["set_trials.set_id", "set_trials.number"]),
+)
+
+# Values of the metric that a pruner was given, in the order of their steps.
+search_reports = Table(
+    "search_reports",
+    metadata,
+    Column("set_id", String(36), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("step", big(), primary_key=True),
+    Column("value", Float, nullable=False),
+    ForeignKeyConstraint(["set_id", "number"], ["search_trials.set_id", "search_trials.number"]),
 )

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from control.search_rows import end, report
 from trainmaster.api.sets import Trial
 from trainmaster.cli import _console
 from trainmaster.cli.main import build
-from trainmaster.control.queueing import sets
+from trainmaster.control.queueing import sets, study
 from trainmaster.core.config.sweep import Sweep
-from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.errors import MissingExtra, SpecError, UsageError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages.sets import find_best, judge_status, read_one
@@ -123,7 +124,7 @@ def test_what_a_set_has_not_is_refused(words: tuple[str, ...], text: str, tmp_pa
 
 
 def trial(number: int, status: Status | None, loss: float | None) -> Trial:
-    return Trial(number=number, values={}, job=str(number), name=f"a-{number}", status=status, loss=loss)
+    return Trial(number=number, values={}, job=str(number), name=f"a-{number}", status=status, value=loss)
 
 
 def test_a_dry_run_tells_of_a_secret_in_any_trial(tmp_path: Path) -> None:
@@ -170,3 +171,71 @@ def test_an_empty_word_is_no_job(tmp_path: Path) -> None:
     refused = run("cancel", "", "--home", home)
     assert isinstance(refused.exception, UsageError) and "no job ''" in str(refused.exception)
     assert json.loads(run("jobs", "--json", "--home", home).stdout)["jobs"][0]["status"] == "pending"
+
+
+SEARCH = """
+name: lr-search
+search:
+  parameters: {train.optimizer.lr: {float: [1e-4, 0.1], log: true}, env.SEED: ["1", "2"]}
+  trials: 20
+  pruner: asha
+parallel: 2
+workdir: none
+train: {steps: 5, device: cpu}
+"""
+
+
+def test_a_search_is_shown_before_and_after_it_is_submitted(tmp_path: Path) -> None:
+    home, spec = str(tmp_path / "home"), tmp_path / "search.yaml"
+    spec.write_text(SEARCH)
+    planned = run("submit", str(spec), "--dry-run", "--home", home)
+    assert "20 trials, 2 at once: min loss, proposed by tpe with seed 0, pruned by asha" in planned.output, planned
+    assert "lr-search-5" in planned.output and "trials after the first 10 are proposed from results" in planned.output
+    assert not (tmp_path / "home" / "trainmaster.db").exists()
+    made = run("submit", str(spec), "--home", home)
+    assert made.exit_code == 0 and "20 trials" in made.output, made.output
+    db = open_database(tmp_path / "home" / "trainmaster.db")
+    sets.advance(db)
+    shown_id = json.loads(run("show", "lr-search", "--json", "--home", home).stdout)["set"]["id"]
+    trials = store_sets.list_trials(db, shown_id)
+    assert len(trials) == 2
+    for trial in trials:
+        assert (
+            f"lr-search-{trial.number}" in planned.output and str(trial.values["train.optimizer.lr"]) in planned.output
+        )
+    for trial in trials:
+        report(db, trial.job_id or "", (1, 0.25 * trial.number))
+        end(db, trial.job_id or "")
+    sets.advance(db)
+    db.close()
+    shown = run("show", "lr-search", "--home", home).stdout
+    assert "tpe, seed 0, pruned by asha, min loss" in shown and "pruned at step 1" in shown, shown
+    assert "1 of 20 completed, 1 pruned, 2 pending, 16 waiting" in shown
+    assert [line.split()[:2] for line in shown.splitlines() if "*" in line] == [["*", "lr-search-1"]]
+    page = json.loads(run("show", "lr-search", "--json", "--home", home).stdout)
+    assert (page["set"]["best_value"], page["trials"][1]["pruned"], page["trials"][1]["value"]) == (0.25, True, 0.5)
+    cancelled = run("cancel", "lr-search", "--home", home)
+    assert "16 skipped" in cancelled.output, cancelled.output
+
+
+def test_a_fault_of_a_search_has_its_line(tmp_path: Path) -> None:
+    spec = tmp_path / "search.yaml"
+    spec.write_text(SEARCH.replace("trials: 20", "trials: 20000"))
+    refused = run("submit", str(spec), "--dry-run", "--home", str(tmp_path / "home"))
+    assert isinstance(refused.exception, SpecError) and "search.yaml:5: search.trials" in str(refused.exception)
+
+
+def test_without_optuna_a_search_is_refused_and_its_plan_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise MissingExtra("search", "search")
+
+    monkeypatch.setattr(study, "require", refuse)
+    spec = tmp_path / "search.yaml"
+    spec.write_text(SEARCH)
+    planned = run("submit", str(spec), "--dry-run", "--home", str(tmp_path / "home"))
+    assert planned.exit_code == 0 and "its first trials are not shown: search needs packages" in planned.output
+    refused = run("submit", str(spec), "--home", str(tmp_path / "home"))
+    assert isinstance(refused.exception, MissingExtra)
+    assert not (tmp_path / "home" / "trainmaster.db").exists()

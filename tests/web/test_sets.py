@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import update
 from starlette.testclient import TestClient
 
+from control.search_rows import end, report
 from pages import samples
 from trainmaster.control.queueing import sets
 from trainmaster.core.config.sweep import parse_sweep
@@ -18,6 +19,7 @@ from trainmaster.core.roles import Role
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import sets as pages
 from trainmaster.store import tables
+from trainmaster.store.capacity import searches
 from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import list_ids
@@ -125,3 +127,43 @@ def test_the_list_says_of_a_set_what_its_own_page_says(db: Database) -> None:
     line = listed[six.id]
     assert line.best_loss == 2.0 and line.counts == {"completed": 3, "failed": 1, "deleted": 1, "waiting": 1}
     assert line.cost_cents and listed[free.id].cost_cents is None and listed[cancelled.id].counts == {"skipped": 6}
+
+
+def test_a_search_over_rest_and_on_its_page(db: Database, tmp_path: Path, tokens: dict[str, dict[str, str]]) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True, trust_jobs=True)
+    parameters = {"size": ["<s>", "l"], "env.SEED": ["1", "2"]}
+    body = {key: value for key, value in BODY.items() if key != "matrix"}
+    body |= {
+        "search": {"parameters": parameters, "sampler": "grid", "metric": "eval/acc", "goal": "max"},
+        "parallel": 4,
+    }
+    user = tokens["user"]
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        bad = client.post("/v1/sets", json={**body, "search": {"parameters": {"size": {"int": [2, 1]}}}}, headers=user)
+        assert bad.status_code == 422
+        assert "search.parameters.size" in [fault["path"] for fault in bad.json()["error"]["faults"]]
+        assert client.post("/v1/sets", json=body, headers=tokens["viewer"]).status_code == 403
+        made = client.post("/v1/sets", json=body, headers=user)
+        assert made.status_code == 201, made.text
+        line = made.json()["set"]
+        assert (line["project"], line["trials"], line["counts"], made.json()["trials"]) == (
+            "lab",
+            4,
+            {"waiting": 4},
+            [],
+        )
+        sets.advance(db)
+        for trial in store.list_trials(db, line["id"]):
+            report(db, trial.job_id or "", (1, trial.number / 8), phase="EVAL_MODEL", name="acc")
+            end(db, trial.job_id or "")
+        sets.advance(db)
+        page = client.get(f"/v1/sets/{line['id']}", headers=tokens["viewer"]).json()
+        assert [trial["value"] for trial in page["trials"]] == [0.125, 0.25, 0.375, 0.5]
+        assert [trial["best"] for trial in page["trials"]] == [False, False, False, True]
+        assert (page["set"]["status"], page["set"]["search"]) == ("completed", "grid, seed 0")
+        html = client.get(f"/sets/{line['id']}", headers=tokens["viewer"]).text
+        assert "best eval/acc" in html and "grid, seed 0, max eval/acc" in html and "&lt;s&gt;" in html
+        assert {trial["values"]["size"] for trial in page["trials"]} == {"<s>", "l"}
+    assert store.list_unfinished(db) == []
+    row = searches.find_search(db, line["id"])
+    assert row is not None and row.template["project"] == "lab", "of the token, as it states none"

@@ -46,7 +46,7 @@ class QueueCalls:
         )
 
     def submit_set(self, document: Mapping[str, Any]) -> SetPage:
-        """Submit a spec with `matrix`. Not sent again where no answer came: it would be another set."""
+        """Submit a spec with `matrix` or `search`. Not sent again where no answer came: it would be another set."""
         return decode(SetPage, self._transport.request("POST", "/v1/sets", body=document, again=False).json())
 
     def sets(self, *, project: str | None = None, find: str | None = None, limit: int = 50) -> tuple[SetLine, ...]:

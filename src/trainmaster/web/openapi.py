@@ -33,13 +33,20 @@ _SET = {
     "type": "object",
     "title": "SetSpec",
     "description": "The fields of JobSpec, and those of a set of runs",
-    "required": ["name", "matrix"],
+    "required": ["name"],
+    "anyOf": [{"required": ["matrix"]}, {"required": ["search"]}],
     "properties": {
         "name": {"type": "string"},
         "matrix": {
             "type": "object",
             "description": "field of the spec, or name of a variable, and the values to try",
             "additionalProperties": {"type": "array", "items": {}, "minItems": 1},
+        },
+        "search": {
+            "type": "object",
+            "description": "what is varied, and how trials are proposed and stopped: docs/reference/spec.md",
+            "required": ["parameters"],
+            "additionalProperties": True,
         },
         "parallel": {"type": "integer", "minimum": 1, "maximum": 1000, "description": "trials open at once"},
     },

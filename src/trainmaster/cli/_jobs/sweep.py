@@ -11,13 +11,16 @@ from trainmaster.cli import _console
 from trainmaster.cli._jobs import wait as wait_for
 from trainmaster.cli._jobs.workdir import Workdir, send
 from trainmaster.cli._views.sets import count_text, print_set
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.api.sets import SetPage
     from trainmaster.cli._jobs import Jobs
+    from trainmaster.core.config.search import Search
     from trainmaster.core.config.sweep import Sweep
     from trainmaster.core.spec import JobSpec
+
+_SHOWN = 5  # trials of a search in a dry run
 
 
 def refuse_options(*, follow: bool, key: str | None) -> None:
@@ -33,12 +36,46 @@ def change(sweep: Sweep, edit: Callable[[JobSpec], JobSpec]) -> Sweep:
     return replace(sweep, trials=tuple(replace(trial, spec=edit(trial.spec)) for trial in sweep.trials))
 
 
+def require_sampler(sweep: Sweep) -> None:
+    """MissingExtra where a search could not be advanced here; before anything is uploaded."""
+    if sweep.search is not None:
+        from trainmaster.control.queueing import study
+
+        study.require()
+
+
 def describe(sweep: Sweep) -> str:
     """The trials, a line each, for `--dry-run`."""
+    if sweep.search is not None:
+        return _describe_search(sweep, sweep.search)
     lines = [f"{len(sweep.trials)} trials, {sweep.parallel} at once; the plan of the first is below"]
     for trial in sweep.trials:
         values = ", ".join(f"{name}={value}" for name, value in trial.values.items())
         lines.append(f"{trial.spec.name:<24} {values}")
+    return "\n".join(lines) + "\n\n"
+
+
+def _describe_search(sweep: Sweep, search: Search) -> str:
+    """Its first trials, which depend on no result."""
+    from trainmaster.control.queueing import study
+
+    pruned = "" if search.pruner == "none" else f", pruned by {search.pruner}"
+    lines = [
+        f"{sweep.total} trials, {sweep.parallel} at once: {search.goal} {search.metric}, proposed by {search.sampler} "
+        f"with seed {search.seed}{pruned}; the plan of the first is below"
+    ]
+    known = sweep.total if search.sampler != "tpe" else min(sweep.total, search.startup_trials)
+    seen: list[study.Seen] = []
+    try:
+        for number in range(1, min(known, _SHOWN) + 1):
+            values = study.propose(search, seen)
+            seen.append(study.Seen(values=values))
+            text = ", ".join(f"{name}={value}" for name, value in values.items())
+            lines.append(f"{sweep.name + '-' + str(number):<24} {text}")
+        if search.sampler == "tpe" and sweep.total > known:
+            lines.append(f"trials after the first {known} are proposed from results")
+    except MissingExtra as missing:  # with --server, only the server needs it
+        lines.append(f"its first trials are not shown: {missing}")
     return "\n".join(lines) + "\n\n"
 
 

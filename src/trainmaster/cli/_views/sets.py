@@ -12,7 +12,7 @@ from trainmaster.core.money.cost import dollars
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
-    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.api.sets import SetLine, SetPage, Trial
 
 
 def print_set(page: SetPage) -> None:
@@ -24,27 +24,41 @@ def print_set(page: SetPage) -> None:
         "reason": escape(line.message),
         "at once": str(line.parallel),
         "price": f"{dollars(line.cost_cents)} so far" if line.cost_cents else "",
-        "best loss": f"{line.best_loss:.4f}" if line.best_loss is not None else "",
+        "search": f"{line.search}, {line.goal} {escape(line.metric)}" if line.search else "",
+        f"best {escape(line.metric)}": _figure(line.best_value),
     }
     for name, value in rows.items():
         if value:
             _console.out.print(f"{name:<11} {value}")
     table = Table(box=None, header_style="dim", pad_edge=False)
     keys = list(page.trials[0].values) if page.trials else []
-    for column in ("", "trial", "job", *keys, "status", "step", "loss", "cost"):
-        table.add_column(escape(column), justify="right" if column in ("step", "loss", "cost") else "left")
+    for column in ("", "trial", "job", *keys, "status", "step", line.metric, "cost"):
+        table.add_column(escape(column), justify="right" if column in ("step", line.metric, "cost") else "left")
     for trial in page.trials:
         table.add_row(
             "*" if trial.best else "",
             escape(trial.name),
             trial.job[:8] if trial.job else "",
             *(escape(_value(trial.values.get(key))) for key in keys),
-            _console.paint(trial.status) if trial.status else f"[dim]{trial.message or 'waits for its turn'}[/]",
+            _status(trial),
             str(trial.step) if trial.step is not None else "",
-            f"{trial.loss:.4f}" if trial.loss is not None else "",
+            _figure(trial.value),
             dollars(trial.cost_cents) if trial.cost_cents else "",
         )
     _console.out.print(table)
+
+
+def _status(trial: Trial) -> str:
+    if trial.pruned:
+        return f"[yellow]{escape(trial.message or 'pruned')}[/]"
+    if trial.status is None:
+        return f"[dim]{trial.message or 'waits for its turn'}[/]"
+    why = "" if trial.job else f" [dim]{_console.plain(trial.message)}[/]"  # a job says it itself
+    return _console.paint(trial.status) + why
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if 0.001 <= abs(value) < 1e6 or value == 0 else f"{value:.4g}"
 
 
 def count_text(line: SetLine) -> str:

@@ -51,7 +51,7 @@ def submit(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Submit a job, or a set of runs: a spec with `matrix:`.
+    """Submit a job, or a set of runs: a spec with `matrix:` or `search:`.
 
     A spec with faults is refused with all of them (exit code 2), and nothing is created.
 
@@ -137,6 +137,7 @@ def _submit_set(
         if dry_run:
             _console.out.out(sweeps.describe(sweep) + plan.render(), end="")
             return
+        sweeps.require_sampler(sweep)
     with connect(home, server) as jobs:
         sweeps.submit(jobs, sweep, folder, home=locate(home), server=server is not None, json=json)
 

@@ -51,7 +51,7 @@ def list_sets(
 
 @router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
 async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
-    """Submit a spec with `matrix`, as JSON. All its trials are checked; they become jobs as their turn comes."""
+    """Submit a spec with `matrix` or `search`, as JSON. It is checked; its trials become jobs as their turn comes."""
     document = await json_body.read_spec(request)
     with dependencies.creating():
         made = await run_in_threadpool(_submit, request, db, who, document)
@@ -79,7 +79,7 @@ def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
 
 def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any) -> SetPage:
     if not isinstance(document, dict):
-        raise SpecError([Fault(path="", message="write an object with the fields of a spec and `matrix`")])
+        raise SpecError([Fault(path="", message="write an object with the fields of a spec and `matrix` or `search`")])
     sweep = parse_sweep(document)
     if who.project is not None and sweep.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
         sweep = _move(sweep, who.project)

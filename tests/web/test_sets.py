@@ -161,6 +161,7 @@ def test_a_search_over_rest_and_on_its_page(db: Database, tmp_path: Path, tokens
         assert [trial["value"] for trial in page["trials"]] == [0.125, 0.25, 0.375, 0.5]
         assert [trial["best"] for trial in page["trials"]] == [False, False, False, True]
         assert (page["set"]["status"], page["set"]["search"]) == ("completed", "grid, seed 0")
+        assert client.get("/v1/sets", headers=tokens["viewer"]).json()["sets"] == [page["set"]]
         html = client.get(f"/sets/{line['id']}", headers=tokens["viewer"]).text
         assert "best eval/acc" in html and "grid, seed 0, max eval/acc" in html and "&lt;s&gt;" in html
         assert {trial["values"]["size"] for trial in page["trials"]} == {"<s>", "l"}

@@ -76,25 +76,30 @@ def read(
 
 
 def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterator[SetLine]:
-    """A line for each set, all of them from four queries: a list of sets has hundreds of trials."""
-    outcomes = sets.list_outcomes(db, [row.id for row in rows])
+    """A line for each set, those of a matrix from four queries: a list of sets has hundreds of trials."""
+    searched = searches.list_ids(db, [row.id for row in rows])
+    outcomes = sets.list_outcomes(db, [row.id for row in rows if row.id not in searched])
     known = {each.job_id: each.status for listed in outcomes.values() for each in listed if each.job_id and each.status}
     completed = [job for job, status in known.items() if status == Status.COMPLETED.value]
     last = events.last_event(db, completed, phase="STEP") if completed else {}
     spent = list_spent(db, list(known), now=now)
     for row in rows:
+        if row.id in searched:
+            yield _read(db, row, now=now).set
+            continue
         trials = []
         for number_, job, status in outcomes[row.id]:
+            loss = number(last[job].data, "loss") if job in last else None
             message = "" if status else _GONE if job else _SKIPPED if row.cancel_at is not None else ""
             trials.append(
                 Trial(
                     number=number_, values={}, job=job if status else None, name="", message=message,
                     status=Status(status) if status else None, cost_cents=spent.get(job or ""),
-                    loss=number(last[job].data, "loss") if job in last else None,
+                    loss=loss, value=loss,
                 )
             )  # fmt: skip
         best = find_best(trials)
-        yield _line(row, [replace(trial, best=True) if trial.number == best else trial for trial in trials])
+        yield _line(row, [replace(trial, best=True) if trial.number == best else trial for trial in trials], None)
 
 
 def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:

@@ -62,6 +62,12 @@ def find_search(db: Database, set_id: str) -> SearchRow | None:
     return SearchRow(**{**row, "search": build(Search, row["search"])}) if row is not None else None
 
 
+def list_ids(db: Database, set_ids: Sequence[str]) -> set[str]:
+    """Those of these sets that are searches."""
+    with db.read() as conn:
+        return set(conn.execute(select(_SEARCHES.set_id).where(_SEARCHES.set_id.in_(list(set_ids)))).scalars())
+
+
 def list_trials(db: Database, set_id: str) -> list[SearchTrial]:
     """What was proposed, in order."""
     made = t.set_trials.c

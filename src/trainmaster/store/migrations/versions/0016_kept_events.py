@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0017"
-down_revision = "0012"
+revision = "0016"
+down_revision = "0015"
 
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 

@@ -103,7 +103,7 @@ def serve(
 
         from trainmaster.targets.local import local_jobs_are_isolated
         from trainmaster.web import connections
-        from trainmaster.web.app import create_app, warm_up
+        from trainmaster.web.app import create_app
         from trainmaster.web.auth import may_bind
         from trainmaster.web.sign_in.local_access import open_local_access
     except ModuleNotFoundError as missing:
@@ -141,7 +141,6 @@ def serve(
         backlog=connections.BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_SHUTDOWN_S,
     )  # fmt: skip
     connections.bound_logs()
-    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
     _run(uvicorn.Server(config), listening, note)
 
 
@@ -205,6 +204,9 @@ def _absolute(storage: str | None) -> str | None:
 
 
 def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
+    from trainmaster.web.app import warm_up
+
+    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
     # uvicorn shuts down on a signal and then raises it again, which would skip the clean-up below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

@@ -15,7 +15,8 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.events import split
 from trainmaster.core.states import Status
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import attempts, event_quota, events, jobs
+from trainmaster.store import attempts, events, jobs
+from trainmaster.store.capacity import event_quota
 from trainmaster.store.database import Database
 
 from .lines import new_job

@@ -27,7 +27,8 @@ from datetime import tzinfo
 from trainmaster.control import failpoints, quotas
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import event_quota, events
+from trainmaster.store import events
+from trainmaster.store.capacity import event_quota
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow

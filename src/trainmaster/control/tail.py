@@ -24,7 +24,8 @@ from trainmaster.control.transitions import last_attempt
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Stage
-from trainmaster.store import event_quota, events, jobs
+from trainmaster.store import events, jobs
+from trainmaster.store.capacity import event_quota
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.leases import RunningRow

@@ -30,9 +30,9 @@ from trainmaster.api.events import Event
 from trainmaster.core.events import Line, render
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
+from trainmaster.store.capacity.event_quota import weigh
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database, is_unavailable
-from trainmaster.store.event_quota import weigh
 from trainmaster.store.projection import PHASES, project
 from trainmaster.store.rows import StreamRow
 

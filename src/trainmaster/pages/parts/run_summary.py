@@ -17,7 +17,7 @@ from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, R
 from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
 from trainmaster.pages.parts.downsample import Curve, number, text, whole
-from trainmaster.store.event_quota import CUT
+from trainmaster.store.capacity.event_quota import CUT
 from trainmaster.store.events import ScannedEvent
 
 _LOSS_POINTS = 600  # of the large chart; a screen shows no more

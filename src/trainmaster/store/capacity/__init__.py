@@ -1,1 +1,1 @@
-"""What waits and why, the devices it waits for, expected ends, and sets of runs."""
+"""What waits and why, the devices it waits for, expected ends, sets of runs, and what events may take."""

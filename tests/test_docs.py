@@ -17,7 +17,7 @@ import yaml
 
 from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli.main import build as build_cli
-from trainmaster.core.config.sweep import is_sweep, parse_sweep
+from trainmaster.core.config.sweep import KEYS, is_sweep, parse_sweep
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
@@ -25,6 +25,7 @@ from trainmaster.documents import yaml_file
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("compat/**/*.md")])
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 
 
 @pytest.mark.spawns
@@ -61,15 +62,29 @@ def test_every_example_is_a_valid_spec(path: Path) -> None:
         assert document.read(lambda value: build(TrainConfig, value)).steps
 
 
+def _job_blocks(page: Path) -> list[dict[str, Any]]:
+    """The YAML blocks of a page that are jobs or sets; those without a job's fields are files of other kinds."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [block for block in map(yaml.safe_load, blocks) if {"name", "command", "train", *KEYS} & set(block)]
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if _job_blocks(page)], ids=lambda page: page.name)
+def test_every_job_of_the_guides_is_accepted_as_it_stands(page: Path) -> None:
+    for block in _job_blocks(page):
+        assert (parse_sweep if is_sweep(block) else parse_spec)(block).name
+
+
+def test_the_guides_have_jobs() -> None:
+    assert {"sweep.md", "script.md", "lambda.md"} <= {page.name for page in GUIDES if _job_blocks(page)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):
         assert (page.parent / unquote(link)).exists(), f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.name)
 def test_every_command_of_the_readme_and_the_guides_is_one_the_command_line_takes(page: Path) -> None:
     blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^trainmaster ([a-z].*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pages import samples
 from trainmaster.core.money.cost import month_of
 from trainmaster.core.roles import Role
 from trainmaster.core.schema import to_plain
+from trainmaster.core.spec import Limits
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages import spending
 from trainmaster.store import attempts, costs, tables
@@ -23,14 +25,16 @@ from web.furnished import issue
 
 NOW = datetime(2026, 11, 11, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+_NO_LIMITS = Limits()
 
 
 def run(
     db: Database, *, cents: float | None, start: datetime, hours: float = 1.0, over: bool = True, by: str | None = None,
-    project: str = "research", target: str = "lambda",
+    project: str = "research", target: str = "lambda", limits: Limits = _NO_LIMITS,
 ) -> samples.Story:  # fmt: skip
     """A job whose attempt is placed at a time and costs so much an hour."""
-    story = samples.Story(db, samples.spec(project=project, target=target), at=start).start()
+    spec = replace(samples.spec(project=project, target=target), limits=limits)
+    story = samples.Story(db, spec, at=start).start()
     with db.write() as conn:
         costs.set_price(conn, story.attempt, cents)
         conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(created_at=start))
@@ -97,6 +101,14 @@ def test_the_forecast_is_what_runs_now_until_the_month_ends(db: Database) -> Non
     assert month.reached_at is not None and total.reached_at is not None
     assert round((month.reached_at - NOW) / HOUR, 3) == 158, "7,900 cents at 50 an hour"
     assert (total.left_cents, total.forecast_cents, round((total.reached_at - NOW) / HOUR, 3)) == (100, None, 2)
+
+
+def test_the_limits_of_a_job_bound_its_forecast(db: Database) -> None:
+    """$36 an hour for ten minutes and the grace, not until the month ends. It starts 2 s after it is placed."""
+    run(db, cents=3600, start=NOW - HOUR / 12, over=False, limits=Limits(timeout_s=600, grace_s=60))
+    assert spending.read(db, month=NOW, now=NOW).forecast_cents == 662
+    run(db, cents=3600, start=NOW - HOUR / 12, over=False, limits=Limits(max_cost=5.0))
+    assert spending.read(db, month=NOW, now=NOW).forecast_cents == 662 + 500
 
 
 def test_idle_machines_are_named_and_working_ones_are_not(db: Database) -> None:

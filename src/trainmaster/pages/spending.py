@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetOutlook, IdleMachine, Spending, SpendingLine
-from trainmaster.core.money.cost import Span, burn, month_of, reached_at
+from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at
 from trainmaster.core.states import Stage
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
@@ -79,15 +79,27 @@ def _last_months(now: datetime) -> list[datetime]:
 def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> dict[str, float]:
     """By job: what it will cost until the month ends, at its present rate and for the time that it still needs.
 
-    One whose remaining time is unknown is taken to run until the end of the month.
+    One whose remaining time is unknown is taken to run until the end of the month. Its own limits end it earlier:
+    `timeout_s` the present attempt, `max_cost` the job.
     """
     rest_s = (month_of(now).end - now).total_seconds()
     rates: dict[str, list[Span]] = {}
     for charge in going:
         rates.setdefault(charge.job_id, []).extend(charge.spans)
     rows = find_jobs(db, [job for job in rates if burn(rates[job]) > 0])
-    left = eta.list_left(db, rows, now=now)
-    return {job: burn(spans) * min(left.get(job, rest_s), rest_s) / 3600 for job, spans in rates.items()}
+    left, timeouts = eta.list_left(db, rows, now=now), eta.list_timeouts(db, rows, now=now)
+    ahead = {
+        job: burn(spans) * min(left.get(job, rest_s), timeouts.get(job, rest_s), rest_s) / 3600
+        for job, spans in rates.items()
+    }
+    caps = {row.id: cap * 100 for row in rows if (cap := row.spec.limits.max_cost) is not None}
+    if caps:
+        spent = dict.fromkeys(caps, 0.0)
+        with db.read() as conn:
+            for charge in costs.list_charges(conn, jobs=caps):
+                spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
+        ahead |= {job: min(ahead[job], max(0.0, cap - spent[job])) for job, cap in caps.items()}
+    return ahead
 
 
 def _sum(groups: Iterable[GroupSum]) -> tuple[float, int]:

@@ -36,6 +36,21 @@ def list_left(db: Database, jobs: Sequence[JobRow], *, now: datetime) -> dict[st
     return seconds_left
 
 
+def list_timeouts(db: Database, jobs: Sequence[JobRow], *, now: datetime) -> dict[str, float]:
+    """Seconds until `limits.timeout_s` and the grace end the present attempt of each of these jobs that states one."""
+    limited = {job.id: job.spec.limits for job in jobs if job.spec.limits.timeout_s is not None}
+    query = select(t.jobs.c.id, t.attempts.c.started_at).join(
+        t.attempts, (t.attempts.c.job_id == t.jobs.c.id) & (t.attempts.c.number == t.jobs.c.attempts)
+    )
+    with db.read() as conn:
+        rows = conn.execute(query.where(t.jobs.c.id.in_(list(limited)))).all() if limited else ()
+    lasted_s = {job: (now - started).total_seconds() if started is not None else 0.0 for job, started in rows}
+    return {
+        job: max(0.0, (limits.timeout_s or 0.0) + limits.grace_s - lasted_s.get(job, 0.0))
+        for job, limits in limited.items()
+    }
+
+
 def _steps(db: Database, jobs: Iterable[str]) -> dict[str, tuple[list[Mark], float | None]]:
     """The first and the last STEP of each job's last attempt, and the steps that it means to make."""
     e, other = t.events, t.events.alias("other")

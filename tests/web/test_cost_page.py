@@ -15,9 +15,10 @@ from trainmaster.core.roles import Role
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import Limits
 from trainmaster.core.states import Stage, Status
-from trainmaster.pages import spending
+from trainmaster.pages import cost, spending
 from trainmaster.store import attempts, costs, tables
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows.runs import find_jobs
 from trainmaster.web.app import create_app
 from trainmaster.web.kept import Kept
 from web.conftest import BASE, LOCAL
@@ -78,6 +79,32 @@ def test_what_has_no_price_stays_unknown_beside_what_has_one(any_db: Database) -
     (line,) = page.targets
     assert (line.known_cents, line.unknown_parts, line.attempts) == (200, 3, 5)
     assert page.months[0].unknown_parts == 3 and spending.read(any_db, now=NOW).unknown_parts == 3
+
+
+def test_what_runs_now_without_a_price_is_unknown_and_not_nothing(db: Database, client: TestClient) -> None:
+    now = datetime.now(UTC)
+    story = run(db, cents=0, start=now - HOUR, target="local", over=False)
+    run(db, cents=None, start=now - HOUR, target="slurm", over=False)
+    page = spending.read(db, month=now, now=now)
+    assert (page.cents_per_hour, page.unknown_going, page.forecast_cents) == (0, 2, None)
+    assert "$0.00" not in client.get("/cost").text.partition('id="by-')[0]
+    assert "$0.00" not in client.get(f"/jobs/{story.id}/cost").text
+    run(db, cents=100, start=now - HOUR, over=False, limits=Limits(max_cost=2.0))
+    page = spending.read(db, month=now, now=now)
+    assert (page.cents_per_hour, page.unknown_going, page.forecast_cents) == (100, 2, 200)
+    client.app.state.kept = Kept()  # type: ignore[attr-defined]
+    text = client.get("/cost").text
+    assert "and 2 attempts without a price" in text and "forecast, and 2 attempts without a price" in text
+
+
+def test_a_job_without_a_price_that_never_ran_costs_unknown_as_one_that_ran_does(db: Database) -> None:
+    ran = run(db, cents=0, start=NOW - HOUR, target="local")
+    never = samples.Story(db, samples.spec(target="local"), at=NOW)
+    stated = samples.Story(db, samples.spec(target="local", resources={"price_per_hour": 0.0}), at=NOW)
+    ids = [ran.id, never.id, stated.id]
+    shown = cost.figures(db, find_jobs(db, ids), now=NOW)
+    assert [shown[job] for job in ids] == [(None, None), (None, None), (0, 0)]
+    assert cost.list_spent(db, ids, now=NOW) == {ran.id: None, never.id: None, stated.id: 0}
 
 
 def test_a_span_over_the_end_of_a_month_is_split(db: Database) -> None:

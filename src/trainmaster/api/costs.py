@@ -168,8 +168,9 @@ class Spending:
     project: str | None
     known_cents: int
     unknown_parts: int
-    cents_per_hour: float  # now
-    forecast_cents: int | None  # at the end of the present month
+    cents_per_hour: float  # now, as far as prices are known
+    unknown_going: int  # attempts that hold machines now whose price nobody stated
+    forecast_cents: int | None  # at the end of the present month, as far as prices are known; null: no price is
     projects: tuple[SpendingLine, ...]
     people: tuple[SpendingLine, ...]
     targets: tuple[SpendingLine, ...]

@@ -110,7 +110,7 @@ def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, 
                 spans[charge.job_id].extend(charge.spans)
     return {
         job_id: None
-        if own and job_id in unpriced and all(span.cents_per_hour == 0 for span in own)
+        if job_id in unpriced and all(span.cents_per_hour == 0 for span in own)
         else cents(add_up(own, now=now).cents)
         for job_id, own in spans.items()
     }
@@ -119,7 +119,7 @@ def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
     """Whether the price 0 is only a default: this machine is not free, its price is unknown. No cap counts it."""
     stated = not targets.is_free(row.target) or row.spec.resources.price_per_hour is not None
-    return not stated and bool(spans) and all(span.cents_per_hour == 0 for span in spans)
+    return not stated and all(span.cents_per_hour == 0 for span in spans)
 
 
 def _free_targets() -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
@@ -36,23 +36,28 @@ def read(
         free = [name for name in targets.names() if targets.is_free(name)]
         sums = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
         rows = costs.list_budgets(conn, project=project)
+        going = [charge for charge in charges if charge.is_open]
+        ids = {charge.job_id for charge in going}
+        unpriced = costs.list_unpriced(conn, free=free, jobs=ids) if ids else set()
         held = instances.list_held_machines(conn, project=project)
     by_window = dict(zip(windows, sums, strict=True))
     groups, months = by_window[window], [(f"{month.start:%Y-%m}", by_window[month]) for month in last]
     spent = {
         row.id: _sum(group for group in by_window[row.window(now)] if group.project == row.project)[0] for row in rows
     }
-    going = [charge for charge in charges if charge.is_open]
     ahead = _expected_cents(db, going, now=now)
     this_month = next(groups for name, groups in months if name == f"{now:%Y-%m}")
     total, unknown = _sum(groups)
+    unknown_going = sum(_is_unknown(charge, unpriced) for charge in going)
+    known = _sum(this_month)[0] + sum(ahead.values())
     return Spending(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
         known_cents=round(total),
         unknown_parts=unknown,
         cents_per_hour=sum(burn(charge.spans) for charge in going),
-        forecast_cents=round(_sum(this_month)[0] + sum(ahead.values())),
+        unknown_going=unknown_going,
+        forecast_cents=round(known) if known or not (unknown_going or _sum(this_month)[1]) else None,
         projects=_lines(groups, lambda group: group.project),
         people=_lines(groups, lambda group: group.person),
         targets=_lines(groups, lambda group: targets.split(group.target)[1]),
@@ -100,6 +105,12 @@ def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> 
                 spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
         ahead |= {job: min(ahead[job], max(0.0, cap - spent[job])) for job, cap in caps.items()}
     return ahead
+
+
+def _is_unknown(charge: Charge, unpriced: Collection[str]) -> bool:
+    """Whether what an attempt costs now is unknown, or 0 only because nobody stated a price."""
+    prices = [span.cents_per_hour for span in charge.spans if span.end is None]
+    return None in prices or (charge.job_id in unpriced and not any(prices))
 
 
 def _sum(groups: Iterable[GroupSum]) -> tuple[float, int]:

@@ -44,6 +44,24 @@ def run(*words: str) -> Result:
     return CliRunner(env=env).invoke(build(), list(words))
 
 
+def test_a_name_of_two_sets_cancels_neither_and_shows_the_newest(tmp_path: Path) -> None:
+    home, spec = str(tmp_path / "home"), tmp_path / "sweep.yaml"
+    spec.write_text(SPEC)
+    older, newer = (
+        json.loads(run("submit", str(spec), "--json", "--home", home).stdout)["set"]["id"] for _ in range(2)
+    )
+    refused = run("cancel", "lr-sweep", "--home", home)
+    assert refused.exit_code and isinstance(refused.exception, UsageError | SystemExit)
+    text = f"{refused.output} {refused.exception}"
+    assert "2 sets have the name 'lr-sweep'" in text and older in text and newer in text, text
+    shown = run("show", "lr-sweep", "--home", home)
+    assert newer in shown.stdout and f"2 sets have the name lr-sweep: this is the newest, {newer[:8]}" in shown.stderr
+    assert "have the name" not in run("show", newer, "--home", home).stderr
+    assert json.loads(run("show", older, "--json", "--home", home).stdout)["set"]["status"] != "cancelled"
+    assert run("cancel", older, "--home", home).exit_code == 0
+    assert json.loads(run("show", newer, "--json", "--home", home).stdout)["set"]["status"] != "cancelled"
+
+
 def test_a_set_is_one_thing(tmp_path: Path) -> None:
     home, spec = str(tmp_path / "home"), tmp_path / "sweep.yaml"
     spec.write_text(SPEC)

@@ -66,9 +66,9 @@ def note(text: str) -> None:
     err.print(f"[dim]{text}[/]", soft_wrap=True)
 
 
-def note_newest(name: str, job_id: str, many: int) -> None:
+def note_newest(name: str, job_id: str, many: int, *, what: str = "jobs") -> None:
     """Say which of several jobs with one name is meant."""
-    note(f"{many} jobs have the name {plain(name)}: this is the newest, {job_id[:8]}")
+    note(f"{many} {what} have the name {plain(name)}: this is the newest, {job_id[:8]}")
 
 
 def error(failure: TrainmasterError, *, creates: bool = False) -> None:

@@ -75,7 +75,8 @@ class Jobs(Protocol):
     def find_set(self, word: str) -> SetPage | None:
         """The set of runs with this id, a unique beginning of it, or the newest of this name."""
 
-    def sets(self, *, project: str | None) -> Sequence[SetLine]: ...
+    def sets(self, *, project: str | None, find: str | None = None) -> Sequence[SetLine]:
+        """Sets, newest first; `find`: of this name, or whose id begins so."""
 
     def cancel_set(self, set_id: str) -> SetPage: ...
 

@@ -63,10 +63,10 @@ class HomeQueue:
 
         return sets.read_one(self.db, word)
 
-    def sets(self, *, project: str | None) -> Sequence[SetLine]:
+    def sets(self, *, project: str | None, find: str | None = None) -> Sequence[SetLine]:
         from trainmaster.pages import sets
 
-        return list(sets.read(self.db, project=project).sets)
+        return list(sets.read(self.db, project=project, find=find).sets)
 
     def cancel_set(self, set_id: str) -> SetPage:
         from trainmaster.control.queueing import sets

@@ -85,7 +85,7 @@ class ServerJobs:
         return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir})
 
     def find_set(self, word: str) -> SetPage | None:
-        if not _WORD.fullmatch(word) or not (lines := self._list_sets(find=word)):
+        if not _WORD.fullmatch(word) or not (lines := self.sets(project=None, find=word)):
             return None
         named = [line for line in lines if line.name == word]
         jobs = [line for line in self._client.jobs(find=word, limit=_MOST).jobs if line.name == word]
@@ -98,10 +98,7 @@ class ServerJobs:
             raise UsageError(f"{word!r} is the beginning of {len(lines)} ids ({ids} …); write more of the id")
         return self._client.set((named or lines)[0].id)
 
-    def sets(self, *, project: str | None) -> Sequence[SetLine]:
-        return self._list_sets(project=project)
-
-    def _list_sets(self, *, project: str | None = None, find: str | None = None) -> Sequence[SetLine]:
+    def sets(self, *, project: str | None, find: str | None = None) -> Sequence[SetLine]:
         from trainmaster.client import NotFound
 
         try:

@@ -14,7 +14,7 @@ from trainmaster.cli._views.sets import count_text, print_set
 from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
-    from trainmaster.api.sets import SetPage
+    from trainmaster.api.sets import SetLine, SetPage
     from trainmaster.cli._jobs import Jobs
     from trainmaster.core.config.search import Search
     from trainmaster.core.config.sweep import Sweep
@@ -92,8 +92,11 @@ def submit(jobs: Jobs, sweep: Sweep, workdir: Workdir, *, home: Path, server: bo
         _console.note("no server works on this home folder yet; start one with: trainmaster serve")
 
 
-def cancel(jobs: Jobs, page: SetPage, *, wait: bool, json: bool) -> None:
-    """Cancel a set; where nothing drives its jobs, drive each to its end."""
+def cancel(jobs: Jobs, page: SetPage, word: str, *, wait: bool, json: bool) -> None:
+    """Cancel a set; where nothing drives its jobs, drive each to its end. UsageError for a name of several sets."""
+    if len(same := _namesakes(jobs, page, word)) > 1:
+        listed = ", ".join(f"{line.id} {line.status}" for line in same[:5]) + (" …" if len(same) > 5 else "")
+        raise UsageError(f"{len(same)} sets have the name {word!r} ({listed}); write the id")
     page = jobs.cancel_set(page.set.id)
     if not wait and not jobs.is_driven() and any(trial.status and not trial.status.final for trial in page.trials):
         _console.note("no server or worker runs on this home folder: this command stops the jobs itself")
@@ -109,9 +112,18 @@ def cancel(jobs: Jobs, page: SetPage, *, wait: bool, json: bool) -> None:
         _console.out.print(f"{page.set.name} {page.set.id}: {_console.paint(page.set.status)} · {count_text(page.set)}")
 
 
-def show(page: SetPage, *, json: bool) -> None:
-    """Print a set."""
+def show(jobs: Jobs, page: SetPage, word: str, *, json: bool) -> None:
+    """Print a set, and note that others have its name."""
+    if len(same := _namesakes(jobs, page, word)) > 1:
+        _console.note_newest(word, page.set.id, len(same), what="sets")
     if json:
         _console.as_json(page)
     else:
         print_set(page)
+
+
+def _namesakes(jobs: Jobs, page: SetPage, word: str) -> list[SetLine]:
+    """The sets that a word names, newest first; none where it is an id."""
+    if word != page.set.name or word == page.set.id:
+        return []
+    return [line for line in jobs.sets(project=None, find=word) if line.name == word]

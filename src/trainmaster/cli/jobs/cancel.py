@@ -37,7 +37,7 @@ def cancel(
     """
     with connect(home, server) as jobs:
         if (found := jobs.find_set(job)) is not None:
-            sweep.cancel(jobs, found, wait=wait, json=json)
+            sweep.cancel(jobs, found, job, wait=wait, json=json)
             return
         asked: Job | JobLine = jobs.cancel(jobs.find(job))
         if not wait and not jobs.is_driven():

@@ -61,7 +61,7 @@ def cost(
     when = None if all_time or job is not None else parse_month(month)
     with connect(home, server) as jobs:
         if job is not None and (found := jobs.find_set(job)) is not None:
-            sweep.show(found, json=json)
+            sweep.show(jobs, found, job, json=json)
             return
         for name, period, cents in caps:
             jobs.set_budget(name, period, cents)

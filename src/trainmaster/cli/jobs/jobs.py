@@ -52,7 +52,7 @@ def jobs(
         if name is not None:
             if (unfolded := source.find_set(name)) is None:
                 raise UsageError(f"there is no set of runs {name!r}")
-            sweep.show(unfolded, json=json)
+            sweep.show(source, unfolded, name, json=json)
             return
         folded = plain and not json
         page = source.list(status=status, project=project, find=find, limit=limit, offset=offset, folded=folded)

@@ -51,7 +51,7 @@ def show(
     """
     with connect(home, server) as jobs:
         if (found := jobs.find_set(job)) is not None:
-            sweep.show(found, json=json)
+            sweep.show(jobs, found, job, json=json)
             return
         job_id = jobs.find(job)
         if transitions or deliveries:

@@ -356,10 +356,12 @@ def identify(word: str) -> dict[str, str]:
 
 
 def find_place(word: str) -> str:
-    """Key of the machines of a word: one for all accounts there, and for this machine one by its name."""
+    """Key of the machines of a word: one for all accounts there and for all spellings of a path, and for this machine
+    one by its name."""
     _, name, option = split(word)
-    place = f"{name}:{option}" if option else name
-    return f"{place}@{socket.gethostname()}" if traits(word).here else place
+    stated = traits(word)
+    place = stated.make_absolute(f"{name}:{option}") if option else name
+    return f"{place}@{socket.gethostname()}" if stated.here else place
 
 
 def spell_place(place: str) -> str:

@@ -5,6 +5,7 @@ Nothing outside `targets/` compares a target's name; `targets.traits(word)` is t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,7 +69,21 @@ class Traits:
         option = word.partition(":")[2]
         return bool(option) and (self.option == "file" or (self.option == "name_or_file" and not is_name(option)))
 
-    def make_absolute(self, word: str, folder: Path) -> str:
-        """The word, with a relative path of a file as seen from a folder."""
+    def make_absolute(self, word: str, folder: Path | None = None) -> str:
+        """The one spelling of a word: its file from the root, a relative one as seen from a folder (else from where
+        this process stands), without `..`. Links stay: what they lead to may change."""
+        if not self.names_file(word):
+            return word
         name, _, option = word.partition(":")
-        return f"{name}:{folder / Path(option).expanduser()}" if self.names_file(word) else word
+        path = Path(os.path.expanduser(option))  # noqa: PTH111 (expanduser of Path raises where there is no such user)
+        return f"{name}:{_drop_dots(path if path.is_absolute() else (folder or Path.cwd()) / path)}"
+
+
+def _drop_dots(path: Path) -> Path:
+    """The path without `..`: the folder before one is followed first, as the system does."""
+    if "\0" in str(path):
+        return path  # no file has such a name, and the system refuses to look
+    kept = Path(path.anchor)
+    for part in path.parts[1:]:
+        kept = Path(os.path.realpath(kept)).parent if part == ".." else kept / part
+    return kept

@@ -18,6 +18,7 @@ from datetime import datetime
 
 from trainmaster import targets
 from trainmaster.control.context import Context, log_failure
+from trainmaster.control.queueing import places as place_names
 from trainmaster.core.errors import Fault, TargetError, UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.queueing.schedule import find_misfit
@@ -124,6 +125,8 @@ class Dispatcher:
         begin, waiting = time.monotonic(), set[str]()
         try:
             places = await self._list_places()
+            if not self._asked:
+                await asyncio.to_thread(place_names.respell, self._context.db)
             await self._ask_all(places)
             drained = await asyncio.to_thread(self._list_drained, places)
             self._context.drained.intersection_update(drained)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 from trainmaster import targets
 from trainmaster.control import submit as submitting
-from trainmaster.core.errors import UsageError
-from trainmaster.store import audit
-from trainmaster.store.capacity import devices, machines
+from trainmaster.control.queueing import places
+from trainmaster.core.errors import TrainmasterError, UsageError
+from trainmaster.store import audit, known_targets
+from trainmaster.store.capacity import devices, machines, queue
 from trainmaster.store.database import Database
 from trainmaster.targets import ListsDevices, Target
 
@@ -37,9 +39,12 @@ def readmit(
     db: Database, name: str, *, on: str | None = None, by: str = submitting.LOCAL, load: Load = targets.load
 ) -> None:
     """A drained machine takes jobs again."""
-    place = find_place(db, name, on=on, load=load)
+    places.respell(db)
+    drained = [row.place for row in machines.list_machines(db) if row.machine == name and row.drained is not None]
+    place = drained[0] if on is None and len(drained) == 1 else find_place(db, name, on=on, load=load)
     with db.write() as conn:
-        if not machines.readmit(conn, place, name):
+        # All of them: of a relative path of before nobody knows from where it was seen.
+        if not [each for each in drained if places.is_same(each, place) and machines.readmit(conn, each, name)]:
             raise UsageError(f"{name} is not drained")
         detail = {"through": targets.spell_place(place)}
         audit.record(conn, who=by, action="node.readmit", subject=f"node:{name}", detail=detail)
@@ -48,25 +53,42 @@ def readmit(
 def find_place(db: Database, name: str, *, on: str | None = None, load: Load = targets.load) -> str:
     """The place of a machine: of the target that is named, else the only one that is known to have it."""
     if on is not None:
-        target = load(on)
+        word = _find_word(db, on)
+        target = load(word)
         if not isinstance(target, ListsDevices):
-            words = targets.traits(on).alternative("remedy") if not targets.traits(on).drains else "use `remedy`"
+            stated = targets.traits(word)
+            words = stated.alternative("remedy") if not stated.drains else "use `remedy`"
             raise UsageError(f"--on {on}: the server's queue gives out no machines there; {words}")
         if name not in (known := target.list_machines()):
             raise UsageError(f"--on {on}: no machine {name!r:.80} there; it has {', '.join(known[:10])}")
-        return targets.find_place(on)
-    places = list_places(db, name)
-    if len(places) > 1:
-        words = ", ".join(map(targets.spell_place, places))
+        return targets.find_place(word)
+    found = list_places(db, name, load=load)
+    if len(found) > 1:
+        words = ", ".join(map(targets.spell_place, found))
         raise UsageError(f"{name} is a machine of several targets ({words}); say which with --on")
-    if not places:
+    if not found:
         raise UsageError(f"no machine {name!r:.80} of the queue is known; name its target, as --on ssh:hosts.yaml")
-    return places[0]
+    return found[0]
 
 
-def list_places(db: Database, name: str) -> list[str]:
-    """Places that are known to have a machine of this name."""
+def list_places(db: Database, name: str, *, load: Load = targets.load) -> list[str]:
+    """Places that have a machine of this name: by their rows, and by the targets that jobs used or an admin named."""
+    places.respell(db)
     found = {row.place for row in devices.list_devices(db) if row.machine == name}
     found |= {row.place for row in machines.list_machines(db) if row.machine == name}
     here = [word for word in targets.names() if targets.traits(word).here] if name == socket.gethostname() else []
-    return sorted(found | set(map(targets.find_place, here)))
+    with db.read() as conn:
+        words = {*queue.list_used_words(db), *(known.word for known in known_targets.list_targets(conn))}
+    for word in words:
+        with contextlib.suppress(TrainmasterError):  # its file is gone: it names no machine any more
+            target = load(word)
+            if isinstance(target, ListsDevices) and name in target.list_machines():
+                found.add(targets.find_place(word))
+    return sorted({*map(places.spell, found), *map(targets.find_place, here)})
+
+
+def _find_word(db: Database, on: str) -> str:
+    """The target behind a name that `target add` made known; every other word stands for itself."""
+    with db.read() as conn:
+        known = known_targets.find_target(conn, on)
+    return known.word if known is not None else on

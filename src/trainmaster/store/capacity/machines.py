@@ -98,6 +98,17 @@ def readmit(conn: Connection, place: str, machine: str) -> bool:
     return found
 
 
+def rename_place(conn: Connection, before: str, after: str) -> None:
+    """Give the machines of a place its new key. One that is drained stays so."""
+    rows = {row.machine: row for row in conn.execute(select(t.machines).where(_M.place == after))}
+    for row in conn.execute(select(t.machines).where(_M.place == before)).all():
+        if row.machine not in rows:
+            conn.execute(update(t.machines).where(_here(before, row.machine)).values(place=after))
+        elif row.drained is not None and rows[row.machine].drained is None:
+            drain(conn, after, row.machine, reason=row.drained, by=row.drained_by, at=row.drained_at)
+    conn.execute(delete(t.machines).where(_M.place == before))
+
+
 def is_drained(conn: Connection, place: str, machine: str) -> bool:
     return conn.execute(select(_M.machine).where(_here(place, machine), _M.drained.is_not(None))).first() is not None
 

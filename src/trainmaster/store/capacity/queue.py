@@ -218,6 +218,12 @@ def list_words(db: Database) -> list[str]:
         return list(conn.execute(query).scalars())
 
 
+def list_used_words(db: Database) -> list[str]:
+    """Targets of all jobs, ended ones too."""
+    with db.read() as conn:
+        return list(conn.execute(select(_J.target).distinct()).scalars())
+
+
 def to_waiting(rows: Sequence[WaitingRow], kinds: Collection[str]) -> tuple[Waiting, ...]:
     """Those of the jobs that need devices, for the queue."""
     needs = ((row, row.request.need(kinds)) for row in rows)

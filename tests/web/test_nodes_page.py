@@ -22,6 +22,7 @@ from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages import node_history, node_map
 from trainmaster.store import audit, jobs
+from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
 from trainmaster.targets.slurm.drain import SlurmScheduler
 from trainmaster.web.app import create_app
@@ -212,6 +213,23 @@ def test_a_target_that_cannot_drain_says_what_to_do(client: TestClient, db: Data
     text = client.get("/nodes/drain?node=box-1").text
     assert targets.traits("ssh").alternative("remedy") in text.replace("&#39;", "'").replace("&#34;", '"')
     assert 'method="post" action="/nodes/drain"' not in text
+
+
+def test_the_page_drains_a_machine_of_ssh(client: TestClient, db: Database, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("known_hosts: known_hosts\nhosts: [{name: gpu-01, host: 192.0.2.1}]\n")
+    (tmp_path / "known_hosts").write_text("x ssh-ed25519 AAAA\n")
+    run(db, "gpu-01", checks(["1652000000001"]), target=f"ssh:{hosts}")
+    assert 'name="reason"' in client.get("/nodes/drain?node=gpu-01").text
+    assert client.post("/nodes/drain", data={"node": "gpu-01", "reason": "a fan"}).status_code == 303
+    (drained,) = machines.list_machines(db, place=f"ssh:{hosts}")
+    assert (drained.machine, drained.drained) == ("gpu-01", "a fan")
+    text = client.get("/nodes/one?node=gpu-01").text
+    assert '<section class="card verdict warn">' in text and "Node: drained" in text
+    assert drained.drained_at is not None and f"{drained.drained_at:%Y-%m-%d %H:%M}" in text
+    assert str(drained.drained_at) not in text and drained.drained_at.isoformat() not in text
+    assert client.post("/nodes/readmit", data={"node": "gpu-01"}).status_code == 303
+    assert machines.list_machines(db) == []
 
 
 def test_only_an_admin_of_the_server_drains(db: Database, tmp_path: Path, scontrol: Scontrol) -> None:

@@ -94,6 +94,7 @@ class MappedNode:
     job_id: str | None  # whose pre-flight the verdict is; null: a check by the operator
     out_since: str | None = None
     out_reason: str | None = None  # of a machine of our own queue
+    standing: str = ""  # the check of an older run that decides the verdict: it was not measured again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,4 +138,6 @@ class NodeHistory:
     used_by: tuple[NodeUse, ...]
     out_since: str | None
     out_reason: str | None = None  # of a machine of our own queue
+    verdict: Verdict | None = None  # of a node; a check that was not measured again keeps its last one
+    standing: str = ""  # the check of an older run that decides it
     made_at: datetime

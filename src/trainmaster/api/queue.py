@@ -62,18 +62,29 @@ class DeviceLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachineUse:
+    """An open job on a machine of which our queue gives out no device."""
+
+    job_id: str
+    job: str  # its name
+    project: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLine:
     """A machine of a target."""
 
-    target: str  # empty: known only from the checks of its jobs
+    target: str  # empty: known only from a check by the operator
     machine: str
     devices: tuple[DeviceLine, ...]
-    verdict: Verdict | None  # of its newest checks; null: never checked
+    verdict: Verdict | None  # by the newest measurement of each check; null: never checked
     checked_at: datetime | None
     seen_at: datetime | None
     closed: str | None = None  # why it takes no new jobs; null: it does
     drained_at: datetime | None = None
     drained_by: str | None = None
+    used_by: tuple[MachineUse, ...] = ()  # without a device of our queue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

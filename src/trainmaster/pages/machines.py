@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster import targets
-from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage
+from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage, MachineUse
 from trainmaster.core.results import Verdict
 from trainmaster.pages.node_map import newer, newest_entries
-from trainmaster.pages.parts.node_journal import moment_of, read_history
+from trainmaster.pages.parts import node_standing
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.store import nodes
 from trainmaster.store.capacity import devices, queue
 from trainmaster.store.capacity import machines as store
@@ -21,7 +23,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.nodes import NodeCheck
 
 if TYPE_CHECKING:
-    from trainmaster.cluster.health.history import Entry
+    from trainmaster.cluster.health.history import Entry, Measured
 
 Page = MachinesPage
 
@@ -59,13 +61,19 @@ def read(
 
     Jobs of other projects are not named to one that asks for its own.
     """
+    history = read_history(home) if home is not None else ()
     with db.read() as conn:
         rows = devices.list_devices(db)
         closed = {(row.place, row.machine): row for row in store.list_machines(db)}
         holders = queue.list_names(db, [row.attempt for row in rows if row.attempt is not None])
         checks = nodes.list_newest_checks(conn, project=project)
-    journal = newest_entries(read_history(home)) if home is not None else {}
-    checked = {name: _checked(checks.get(name), journal.get(name, ())) for name in (*checks, *journal)}
+        standing = node_standing.read(conn, history, project=project)
+        attempts = [holder for holder in nodes.list_holders(conn, project=project) if holder.open]
+    journal, out = newest_entries(history), read_out(home) if home is not None else {}
+    checked = {
+        name: _checked(checks.get(name), journal.get(name, ()), standing.get(name, [])) for name in (*checks, *journal)
+    }
+    uses = _list_uses(attempts)
     machines: dict[tuple[str, str], list[DeviceRow]] = {key: [] for key in closed}
     for row in rows:
         machines.setdefault((row.place, row.machine), []).append(row)
@@ -80,20 +88,49 @@ def read(
             closed=store.explain(closed[place, machine]) if (place, machine) in closed else None,
             drained_at=closed[place, machine].drained_at if (place, machine) in closed else None,
             drained_by=closed[place, machine].drained_by if (place, machine) in closed and project is None else None,
+            used_by=uses.get(machine, ()) if not some else (),
         )
         for (place, machine), some in sorted(machines.items())
     ]
-    # Nodes of targets that queue by themselves are known from the checks of their jobs.
-    lines += [
-        MachineLine(target="", machine=name, devices=(), seen_at=at, verdict=verdict, checked_at=at)
-        for name, (verdict, at) in sorted(checked.items())
-        if name not in {machine for _, machine in machines}
-    ]
+    # Nodes of which our queue gives out no device are known from their jobs and the checks of those.
+    words = {name: check.target for name, check in checks.items()}
+    words |= {node: holder.target for holder in attempts for node in holder.nodes}
+    for name in sorted({*checked, *words} - {machine for _, machine in machines}):
+        verdict, at = checked.get(name, (None, None))
+        lines.append(
+            MachineLine(
+                target=_target(_without_account(words[name]), project) if name in words else "",
+                machine=name,
+                devices=(),
+                seen_at=at,
+                verdict=verdict,
+                checked_at=at,
+                drained_at=moment_of(out[name]) if name in out else None,
+                used_by=uses.get(name, ()),
+            )
+        )
     return MachinesPage(machines=tuple(lines), made_at=now or datetime.now(UTC))
 
 
-def _checked(check: NodeCheck | None, entries: tuple[Entry, ...]) -> tuple[Verdict | None, datetime | None]:
-    verdict, used = newer(check, entries)
+def _list_uses(attempts: Sequence[nodes.Holder]) -> dict[str, tuple[MachineUse, ...]]:
+    uses: dict[str, tuple[MachineUse, ...]] = {}
+    for holder in attempts:
+        use = MachineUse(job_id=holder.job_id, job=holder.name, project=holder.project, since=holder.since)
+        for node in holder.nodes:
+            uses[node] = (*uses.get(node, ()), use)
+    return uses
+
+
+def _without_account(word: str) -> str:
+    _, name, option = targets.split(word)
+    return f"{name}:{option}" if option else name
+
+
+def _checked(
+    check: NodeCheck | None, entries: tuple[Entry, ...], standing: list[Measured]
+) -> tuple[Verdict | None, datetime | None]:
+    newest, used = newer(check, entries)
+    verdict, _ = node_standing.judge(newest, standing)
     if used:
         return verdict, moment_of(used[0].at)
     return verdict, (check.at or check.placed_at) if check is not None else None

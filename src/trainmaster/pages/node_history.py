@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from trainmaster.api.nodes import HistoryLine, NodeHistory
 from trainmaster.core.results import Verdict
 from trainmaster.pages.node_map import list_uses
-from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts import node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.store import nodes as store
 from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
@@ -36,7 +37,9 @@ def read(
 ) -> NodeHistory:
     """The history of a node, or of a GPU by its key, serial number or UUID; of a project's jobs, or of all."""
     word = gpu if gpu is not None else node
+    history = read_history(home) if home is not None else ()
     with db.read() as conn:
+        standing = node_standing.read(conn, history, project=project).get(node, []) if gpu is None else []
         if gpu is not None:
             attempts = store.list_gpu_checks(conn, _value(gpu), project=project, limit=_MOST)
         else:
@@ -49,14 +52,15 @@ def read(
         for part in checked
         for line in _lines_of(part, node=node, gpu=gpu)
     ]  # fmt: skip
-    if home is not None:
-        lines += [_line(entry) for entry in read_history(home) if _is_asked(entry, node=node, gpu=gpu)][-_MOST * 20 :]
+    lines += [_line(entry) for entry in history if _is_asked(entry, node=node, gpu=gpu)][-_MOST * 20 :]
     # Worst last within a run, so that the newest first order shows the worst of a run before the rest.
     oldest = datetime.min.replace(tzinfo=UTC)
     lines.sort(key=lambda line: (line.at or oldest, line.verdict is Verdict.FAIL), reverse=True)
     lines = _fold(lines) if gpu is None else lines
     runs = {(line.job_id, line.at) for line in lines}
     failed = {(line.job_id, line.at) for line in lines if line.verdict is Verdict.FAIL}
+    newest = [line.verdict for line in lines if (line.job_id, line.at) == (lines[0].job_id, lines[0].at)]
+    verdict, decides = node_standing.judge(min(newest, key=ORDER.index, default=None), standing)
     asks = home is not None and gpu is None
     out = read_out(home).get(node) if home is not None and asks else None
     own = next((row for row in machines.list_machines(db) if asks and row.machine == node and row.drained_at), None)
@@ -68,8 +72,10 @@ def read(
         failed=len(failed),
         target=target,
         used_by=uses.get(node, ()),
-        out_since=str(own.drained_at) if own is not None else out,
+        out_since=own.drained_at.isoformat() if own is not None and own.drained_at is not None else out,
         out_reason=own.drained if own is not None else None,
+        verdict=verdict,
+        standing=decides,
         made_at=now or datetime.now(UTC),
     )
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
 from trainmaster.core.results import Verdict
-from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts import node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.store import nodes as store
 from trainmaster.store.capacity import machines
 from trainmaster.store.capacity.machines import MachineRow
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MOST = 100  # nodes on one page: their findings are read whole
 STATES = ("bad", "used", "out")
 _NEWEST = 500  # ended jobs whose machines are on the map although no check has seen them
-_ORDER = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, None, Verdict.SKIP, Verdict.PASS)
 _BAD = (Verdict.FAIL, Verdict.ERROR)
 
 Page = NodeMap
@@ -42,15 +42,19 @@ def read(
 ) -> NodeMap:
     """The machines of a project's jobs, or of all; with a home also those that the operator has checked or drained."""
     now, limit = now or datetime.now(UTC), max(1, min(limit, MOST))
+    history = read_history(home) if home is not None else ()
     with db.read() as conn:
+        standing = node_standing.read(conn, history, project=project)
         checks = store.list_newest_checks(conn, project=project)
         holders = store.list_holders(conn, project=project, newest=_NEWEST)
-    journal = newest_entries(read_history(home)) if home is not None else {}
+    journal = newest_entries(history)
     own = {row.machine: row for row in machines.list_machines(db) if row.drained_at} if home is not None else {}
-    out = {**(read_out(home) if home is not None else {}), **{name: str(row.drained_at) for name, row in own.items()}}
+    out = {**(read_out(home) if home is not None else {}), **{name: _iso(row) for name, row in own.items()}}
     uses = list_uses(holders)
     names = {*checks, *journal, *out, *(node for holder in holders for node in holder.nodes)}
-    verdicts = {name: newer(checks.get(name), journal.get(name, ())) for name in names}
+    newest = {name: newer(checks.get(name), journal.get(name, ())) for name in names}
+    judged = {name: node_standing.judge(newest[name][0], standing.get(name, [])) for name in names}
+    verdicts = {name: (judged[name][0], newest[name][1]) for name in names}
     counts = {
         "all": len(names),
         "bad": sum(verdicts[name][0] in _BAD for name in names),
@@ -63,7 +67,7 @@ def read(
         for name in names
         if (state is None or fits[state](name)) and (not find or _matches(find, name, checks.get(name)))
     ]
-    keep.sort(key=lambda name: (_ORDER.index(verdicts[name][0]), name))
+    keep.sort(key=lambda name: (ORDER.index(verdicts[name][0]), name))
     shown = keep[offset : offset + limit]
     with db.read() as conn:
         attempts = {checks[name].attempt for name in shown if verdicts[name][1] is None and name in checks}
@@ -74,6 +78,7 @@ def read(
             _node(
                 name, verdicts[name][0], checks.get(name), findings, verdicts[name][1],
                 used_by=uses.get(name, ()), target=targets.get(name), out_since=out.get(name), own=own.get(name),
+                standing=judged[name][1],
             )
             for name in shown
         ),
@@ -119,7 +124,11 @@ def newer(check: NodeCheck | None, entries: tuple[Entry, ...]) -> tuple[Verdict 
     when = (check.at or check.placed_at).isoformat() if check is not None else ""
     if check is not None and (not entries or when >= entries[0].at):
         return check.worst, None
-    return min((entry.verdict for entry in entries), key=_ORDER.index), entries
+    return min((entry.verdict for entry in entries), key=ORDER.index), entries
+
+
+def _iso(row: MachineRow) -> str:
+    return row.drained_at.isoformat() if row.drained_at is not None else ""
 
 
 def _matches(find: str, name: str, check: NodeCheck | None) -> bool:
@@ -137,6 +146,7 @@ def _node(
     target: str | None,
     out_since: str | None,
     own: MachineRow | None,
+    standing: str,
 ) -> MappedNode:
     from trainmaster.cluster.health import history
 
@@ -178,4 +188,5 @@ def _node(
         job_id=job_id,
         out_since=out_since,
         out_reason=own.drained if own is not None else None,
+        standing=standing,
     )

@@ -151,6 +151,44 @@ def list_newest_checks(
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCheck:
+    """The newest measurement of one check on one node."""
+
+    node: str
+    check: str
+    verdict: Verdict
+    at: datetime
+    findings: Any
+
+
+def list_measured(
+    conn: Connection, *, project: str | None = None, besides: Iterable[tuple[str, str]] = ()
+) -> dict[tuple[str, str], MeasuredCheck]:
+    """By node and check the newest measurement, of checks that once failed or warned there and of those `besides`.
+
+    A check that could not be run, or that does not apply, was not measured.
+    """
+    c, a, own = t.check_results.c, t.attempts.c, _of_project(project)
+    bad = (Verdict.FAIL.value, Verdict.WARN.value)
+    once = select(c.node, c.check, func.max(c.id)).where(t.TELLING, c.verdict.in_(bad), *own).group_by(c.node, c.check)
+    pairs = {**dict.fromkeys(besides, 0), **{(row[0], row[1]): row[2] for row in conn.execute(once)}}
+    newest: list[int] = []
+    for nodes in _chunks(sorted({node for node, _ in pairs})):
+        wanted = {pair: first for pair, first in pairs.items() if pair[0] in set(nodes)}
+        query = select(c.node, c.check, func.max(c.id)).where(c.node.in_(nodes), c.id >= min(wanted.values()), *own)
+        query = query.where(c.check.in_({check for _, check in wanted}), c.verdict.in_((*bad, Verdict.PASS.value)))
+        newest += [row[2] for row in conn.execute(query.group_by(c.node, c.check)) if (row[0], row[1]) in wanted]
+    found: dict[tuple[str, str], MeasuredCheck] = {}
+    for ids in _chunks(newest):
+        rows = select(c.node, c.check, c.verdict, c.at, a.created_at, c.findings).where(c.id.in_(ids))
+        for node, check, verdict, at, placed_at, findings in conn.execute(rows.join(t.attempts, a.id == c.attempt)):
+            found[node, check] = MeasuredCheck(
+                node=node, check=check, verdict=Verdict(verdict), at=at or placed_at, findings=findings
+            )
+    return found
+
+
 def list_node_checks(conn: Connection, node: str, *, project: str | None = None, limit: int = 50) -> list[str]:
     """Attempts whose pre-flight looked at a node, newest first."""
     c = t.check_results.c
@@ -226,12 +264,13 @@ class Holder:
     submitted_by: str | None
     open: bool
     nodes: tuple[str, ...]
+    since: datetime  # when the attempt was placed
 
 
 def list_holders(conn: Connection, *, project: str | None = None, newest: int = 0) -> list[Holder]:
     """The present attempt of every open job, and of the `newest` other jobs."""
     a, j, c = t.attempts.c, t.jobs.c, t.check_results.c
-    columns = (a.id, j.id, j.name, j.project, j.target, j.submitted_by, j.stage, a.handle, a.released_at)
+    columns = (a.id, j.id, j.name, j.project, j.target, j.submitted_by, j.stage, a.handle, a.released_at, a.created_at)
     query = select(*columns).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
     query = query.where(j.project == project) if project is not None else query
     rows = list(conn.execute(query.where(j.stage.is_not(None))))
@@ -248,6 +287,7 @@ def list_holders(conn: Connection, *, project: str | None = None, newest: int = 
             attempt=row[0], job_id=row[1], name=row[2], project=row[3], target=row[4], submitted_by=row[5],
             open=row[6] is not None and row[8] is None,
             nodes=nodes_of(row[7]) or tuple(sorted(checked.get(row[0], ()))),
+            since=row[9],
         )
         for row in rows
     ]  # fmt: skip

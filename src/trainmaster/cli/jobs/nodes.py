@@ -14,9 +14,10 @@ from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli.jobs.jobs import age
 from trainmaster.core.errors import UsageError
+from trainmaster.core.results import Verdict
 
 if TYPE_CHECKING:
-    from trainmaster.api.queue import DeviceLine, MachinesPage
+    from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage
 
 
 nodes = typer.Typer(
@@ -105,20 +106,34 @@ def _print(page: MachinesPage) -> None:
     for column in ("target", "machine", "verdict", "device", "model", "has it", "since"):
         table.add_column(column)
     for machine in page.machines:
-        verdict = machine.verdict.value if machine.verdict is not None else "not checked"
-        first = (escape(machine.target), escape(machine.machine), verdict)
+        first = (escape(machine.target), escape(machine.machine), _state(machine))
         for device in machine.devices:
             since = age(device.since) if device.since is not None else ""
             table.add_row(*first, escape(device.device), escape(device.model), _holder(device), since)
             first = ("", "", "")
-        if not machine.devices:
+        for use in machine.used_by:
+            table.add_row(*first, "", "", _name(use.job_id, use.job, use.project), age(use.since))
+            first = ("", "", "")
+        if not machine.devices and not machine.used_by:
             table.add_row(*first, "", "", "", "")
         if machine.closed is not None:
             _console.note(f"{machine.machine} takes no new jobs: {machine.closed}")
     _console.out.print(table)
 
 
+def _state(machine: MachineLine) -> str:
+    """The verdict; of a drained machine that first: what passes and takes no job is not ready."""
+    if machine.drained_at is None:
+        return machine.verdict.value if machine.verdict is not None else "not checked"
+    bad = machine.verdict is not None and machine.verdict not in (Verdict.PASS, Verdict.SKIP)
+    return f"drained, {machine.verdict.value}" if bad and machine.verdict is not None else "drained"
+
+
+def _name(job_id: str, job: str | None, project: str | None) -> str:
+    return f"{job_id[:8]} {escape(job or '')} [dim]{escape(project or '')}[/]"
+
+
 def _holder(device: DeviceLine) -> str:
     if device.job_id is not None:
-        return f"{device.job_id[:8]} {escape(device.job or '')} [dim]{escape(device.project or '')}[/]"
+        return _name(device.job_id, device.job, device.project)
     return escape(device.used or "") or "[dim]free[/]"

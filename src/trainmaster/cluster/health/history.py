@@ -34,6 +34,19 @@ class Entry:
     checks: tuple[str, ...] = ()  # checks with this verdict, if it is bad
     reason: str = ""  # of the first such check
     bundle_sha256: str = ""  # digest of the evidence bundle; empty: the run wrote none
+    # Checks that the whole node passed, in its first entry of a run; null: written before this was kept.
+    passed: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The newest measurement of one check on one node."""
+
+    check: str
+    verdict: Verdict  # pass, warn, fail: what could not be run or does not apply was not measured
+    at: datetime
+    reason: str = ""
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +75,7 @@ def entries(health: ClusterHealth) -> list[Entry]:
             for finding in result.findings
             if finding.device == node.node
         ]
-        listed += list_node(node, between=between, run=run, at=at)
+        listed += list_node(node, between=between, agrees=_list_agreeing(node.node, health), run=run, at=at)
     for silent in health.silent:
         listed.append(
             Entry(
@@ -80,10 +93,17 @@ def entries(health: ClusterHealth) -> list[Entry]:
 
 
 def list_node(
-    node: NodeHealth, *, between: Sequence[tuple[str, Finding]] = (), run: str = "", at: str = ""
+    node: NodeHealth,
+    *,
+    between: Sequence[tuple[str, Finding]] = (),
+    agrees: Sequence[str] = (),
+    run: str = "",
+    at: str = "",
 ) -> list[Entry]:
-    """Entries of one node. `between`: findings about it of comparisons between nodes, each with the check's name."""
-    listed = []
+    """Entries of one node. `between`: findings about it of comparisons between nodes, each with the check's name;
+    `agrees`: comparisons that found nothing about it."""
+    listed: list[Entry] = []
+    passed = tuple(result.check for result in node.results if result.verdict is Verdict.PASS)
     for key, device, findings in _things(node, between):
         verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
         bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
@@ -97,9 +117,35 @@ def list_node(
                 verdict=verdict,
                 checks=tuple(dict.fromkeys(check for check, _ in bad)),
                 reason=bad[0][1].reason[:_SHOWN] if bad else "",
+                passed=() if listed else (*passed, *agrees),
             )
         )
     return listed
+
+
+def list_measured(history: Iterable[Entry]) -> dict[str, dict[str, Measured]]:
+    """By node and check its newest measurement. A run that did not measure a check again leaves what was known."""
+    runs: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in history:
+        runs.setdefault((entry.at, entry.run, entry.node), []).append(entry)
+    newest: dict[str, dict[str, Measured]] = {}
+    for (at, _, node), some in sorted(runs.items()):
+        known = newest.setdefault(node, {})
+        if (when := _moment(at)) is None:
+            continue
+        passed = [check for entry in some for check in entry.passed or ()]
+        if all(entry.passed is None and entry.verdict is not Verdict.ERROR for entry in some):
+            passed = list(known)  # of before: it names no check that passed, and counted as a whole
+        known |= {check: Measured(check=check, verdict=Verdict.PASS, at=when) for check in passed}
+        for entry in sorted(some, key=lambda entry: _WEIGHT[entry.verdict]):
+            if entry.verdict in (Verdict.WARN, Verdict.FAIL):
+                known |= {
+                    check: Measured(
+                        check=check, verdict=entry.verdict, at=when, reason=entry.reason, device=entry.device
+                    )
+                    for check in entry.checks
+                }
+    return newest
 
 
 def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
@@ -126,6 +172,27 @@ def offenders(history: Iterable[Entry], *, least: int = 1) -> list[Offender]:
             )
         )
     return sorted(repeated, key=lambda offender: (-offender.failed, -len(offender.nodes), offender.key))
+
+
+def _list_agreeing(node: str, health: ClusterHealth) -> list[str]:
+    """Comparisons that were made and found nothing about a node: what they found is of others, by name."""
+    return [
+        result.check
+        for result in health.cluster
+        if result.findings
+        and all(
+            finding.verdict is Verdict.PASS if finding.device is None else finding.device != node
+            for finding in result.findings
+        )
+    ]
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
 
 def _utc(text: str) -> str:

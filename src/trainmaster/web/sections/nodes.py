@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from trainmaster.pages import node_history, node_map
+from trainmaster.pages.parts.node_journal import moment_of
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
@@ -50,7 +51,7 @@ def show_map(
         return link("/nodes", **{**asked, **changes})
 
     template = "nodes_part.html" if part else "nodes.html"
-    return render(template, page=page, here=here, who=who, link=link)
+    return render(template, page=page, here=here, who=who, link=link, moment_of=moment_of)
 
 
 @router.get("/nodes/one")
@@ -65,7 +66,7 @@ def show_history(
     page = node_history.read(db, node=node, gpu=gpu or None, home=home, project=who.project)
     if not page.lines and not page.used_by and page.out_since is None:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
-    return render("node.html", page=page, who=who, link=link)
+    return render("node.html", page=page, who=who, link=link, moment_of=moment_of)
 
 
 @router.get("/nodes/drain")

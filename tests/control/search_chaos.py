@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -68,15 +69,12 @@ class Place:
         return Submission(handle=handle, files={}, commands=())
 
     async def submit(self, submission: Submission) -> Handle:
-        try:
-            with (self._folder / str(submission.handle["attempt"])).open("x") as file:
-                file.write(json.dumps({"name": submission.handle["name"]}))
-        except FileExistsError:  # it was begun, and nobody had written that down
-            pass
+        with contextlib.suppress(FileExistsError):  # it was begun, and nobody had written that down
+            self._file(submission.handle).touch(exist_ok=False)
         return {**submission.handle, "submitted": True}
 
     async def poll(self, handle: Handle) -> Poll:
-        age, stopped = self._age_s(handle), (self._folder / f"{handle['attempt']}.stop").exists()
+        age, stopped = self._age_s(handle), self._stop(handle).exists()
         if age is None:
             return Poll(state=TargetState.LOST if handle.get("submitted") else TargetState.WAITING)
         if age < _RUN_S and not stopped:
@@ -93,14 +91,21 @@ class Place:
         return [FileSize(name=EVENTS_FILE, size_bytes=len(self._events(handle)))]
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
-        (self._folder / f"{handle['attempt']}.stop").touch()
+        self._stop(handle).touch()
 
     async def release(self, handle: Handle) -> None:
         pass
 
+    def _file(self, handle: Handle) -> Path:
+        """Its name says all: a server that is killed leaves no half of a file."""
+        return self._folder / f"{handle['name']}@{handle['attempt']}"
+
+    def _stop(self, handle: Handle) -> Path:
+        return self._folder / f"{handle['attempt']}.stop"
+
     def _age_s(self, handle: Handle) -> float | None:
         try:
-            return time.time() - (self._folder / str(handle["attempt"])).stat().st_mtime
+            return time.time() - self._file(handle).stat().st_mtime
         except FileNotFoundError:
             return None
 
@@ -212,7 +217,7 @@ def _live(home: Path, db: Database, set_id: str, *, rng: random.Random, most: in
 
 def _find_repeated(folder: Path, total: int) -> list[str]:
     """Trials that began more than once, or never: each file is an attempt."""
-    names = Counter(json.loads(path.read_text())["name"] for path in folder.iterdir() if path.suffix != ".stop")
+    names = Counter(path.name.partition("@")[0] for path in folder.iterdir() if path.suffix != ".stop")
     wanted = {f"chaos-{number}" for number in range(1, total + 1)}
     faults = [f"{name} ran {count} times" for name, count in names.items() if count != 1]
     return faults + [f"{name} never ran" for name in sorted(wanted - names.keys())]

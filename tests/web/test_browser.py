@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import uvicorn
@@ -20,7 +22,7 @@ from trainmaster.core.results import ok
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.report.health import write_bundle
-from trainmaster.store import jobs
+from trainmaster.store import jobs, tokens
 from trainmaster.store.database import Database
 from trainmaster.store.tokens import Role
 from trainmaster.web.app import create_app
@@ -179,3 +181,18 @@ def test_a_person_signs_in_and_out(tab: Page, db: Database, tmp_path: Path) -> N
         expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()
         tab.goto(url)
         expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()
+
+
+def test_an_open_page_whose_token_is_revoked_goes_to_the_sign_in_page(tab: Page, db: Database, tmp_path: Path) -> None:
+    samples.resumed(db)
+    token = issue(db, "ann", Role.USER)["Authorization"].removeprefix("Bearer ")
+    with serving(create_app(db, tmp_path, reconcile=False, require_token=True)) as url:
+        tab.goto(f"{url}/?status=running")
+        tab.get_by_label("Token").fill(token)
+        tab.get_by_role("button", name="Sign in").click()
+        expect(tab.locator("#live")).to_be_visible()
+        with db.write() as conn:
+            assert tokens.revoke(conn, "ann", at=datetime.now(UTC))
+        expect(tab.get_by_role("heading", name="Sign in")).to_be_visible(timeout=15_000)
+        expect(tab.locator("#live")).to_have_count(0)
+        assert tab.url == f"{url}/login?next={quote('/?status=running', safe='')}"

@@ -34,6 +34,10 @@
     try {
       if (!document.hidden && !busy()) {
         const answer = await fetch(box.dataset.from, { headers: { Accept: "text/html" } });
+        if (answer.status === 401 || (answer.redirected && new URL(answer.url).pathname === "/login")) {
+          location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`); // signed out meanwhile
+          return;
+        }
         if (!answer.ok) throw new Error(String(answer.status));
         const text = await answer.text();
         if (text !== shown) swap(text);

@@ -35,12 +35,16 @@ LINES = {
     "\x1b[32mstep 7\x1b[0m loss \x1b[1m1.25\x1b[0m": (7, {"loss": 1.25}),
     '{"step": 12, "loss": 1.25, "lr": 0.001}': (12, {"loss": 1.25, "lr": 0.001}),
     "global_step=20, total_loss=0.7": (20, {"loss": 0.7}),
+    "step 21 | loss 0.7 | TestError: 0.25": (21, {"loss": 0.7}),
 }  # fmt: skip
 NO_LINES = (
     "the loss of a parent at step 3 was 5 years ago",
     "lossless compression step 4 at 3.5",
     "step 5 took 3.1 s",
     "loss 2.5",
+    "RuntimeError: loss diverged at step 2: 74923.7 (lr=50.0)",
+    "[rank0]: trainer.faults.DivergedException: loss 7.5 at step 2",
+    "    raise ValueError('loss 7.5 at step 2')",
     "",
 )
 

@@ -27,6 +27,8 @@ _FIGURES = {
         re.I,
     ),
 }
+# `RuntimeError: …`, `[rank0]: torch.cuda.OutOfMemoryError: …`, and `raise …` of a traceback: text about a failure.
+_FAILURE = re.compile(r"(?:\[[^\]]{1,80}\]:?)?\s*(?:raise\s|[\w.]{1,200}(?<=\w)(?:Error|Exception):\s)")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 2000  # characters of a line that are looked at
 _AT_MOST = 20_000  # lines of one look
@@ -55,7 +57,7 @@ class LogLines:
         bar = _BAR.search(line)
         if bar is not None:
             self._bar = int(bar[1])
-        if "loss" not in line.lower():
+        if "loss" not in line.lower() or _FAILURE.match(line):
             return None
         figures: dict[str, float] = {}
         left = line

@@ -32,3 +32,18 @@ def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None
         tab.keyboard.press("ArrowRight")
         expect(tab.locator("#readout")).to_contain_text("run-0")
         tab.goto("about:blank")  # a page that still asked would be refused, and complain
+
+
+def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, tmp_path: Path) -> None:
+    ids = ",".join(story.id for story in pair(db))
+    tab.add_init_script(
+        "window.texts = []; const fill = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (...of) { texts.push(of[0]); fill.apply(this, of); };"
+    )
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        tab.goto(f"{url}/compare?jobs={ids}")
+        expect(tab.locator("#comparison")).to_have_attribute("data-drawn", "1")
+        tab.wait_for_function("texts.includes('step')")
+        drawn = tab.evaluate("texts")
+        assert "0" in drawn and "-0" not in drawn
+        tab.goto("about:blank")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -168,3 +169,18 @@ def test_a_search_over_rest_and_on_its_page(db: Database, tmp_path: Path, tokens
     assert store.list_unfinished(db) == []
     row = searches.find_search(db, line["id"])
     assert row is not None and row.template["project"] == "lab", "of the token, as it states none"
+
+
+def test_the_page_of_a_set_leads_to_a_comparison_of_its_runs(
+    db: Database, tmp_path: Path, tokens: dict[str, dict[str, str]]
+) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True, trust_jobs=True)
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        made = client.post("/v1/sets", json={**BODY, "parallel": 2}, headers=tokens["user"]).json()["set"]
+        assert 'id="to-compare"' not in client.get(f"/sets/{made['id']}", headers=tokens["viewer"]).text
+        sets.advance(db)
+        link = re.search(
+            r'id="to-compare" href="([^"]+)"', client.get(f"/sets/{made['id']}", headers=tokens["viewer"]).text
+        )
+        assert link is not None and set(link[1].partition("jobs=")[2].split(",")) == set(list_ids(db))
+        assert "What differs" in client.get(link[1], headers=tokens["viewer"]).text

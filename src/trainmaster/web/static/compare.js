@@ -45,7 +45,7 @@
     const raw = (high - low) / most, power = 10 ** Math.floor(Math.log10(raw));
     const step = [1, 2, 5, 10].map((f) => f * power).find((s) => (high - low) / s <= most);
     const list = [];
-    for (let n = Math.ceil(low / step); n * step <= high; n += 1) list.push(n * step);
+    for (let n = Math.ceil(low / step); n * step <= high; n += 1) list.push(n * step + 0); // a ceil of less than nothing is -0
     return list;
   };
   let scale = null;

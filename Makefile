@@ -92,7 +92,7 @@ who-resumes: $(VENV)/.dev ## drill trainers of others with their documented sett
 	PYTHONPATH=tests $(BIN)/python -m drill.who_resumes $(ARGS)
 	$(BIN)/python tools/write_who_resumes.py
 
-chaos-queue: $(VENV)/.dev ## 20 jobs with priorities, gangs and preemption on 4 GPUs of a stand-in, the reconciler killed every few seconds; ARGS='--jobs 50 --seed 7'
+chaos-queue: $(VENV)/.dev ## 50 jobs with priorities, a quota, gangs and preemption on 4 GPUs of a stand-in; one server, then two on PostgreSQL, killed every few seconds; ARGS='--jobs 20 --seed 7 --servers 2'
 	PYTHONPATH=tests $(BIN)/python -m control.queue_chaos $(ARGS)
 
 chaos-search: $(VENV)/.dev ## a search of 200 trials, the server killed 50 times, beside the same one undisturbed; ARGS='--trials 20 --kills 5 --parallel 4'

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from control import queue_chaos
 from control.driving import driven, wait
 from control.scripted import GOOD, RUNNING, Scripted, at_once, ended
 from trainmaster.control import submit as submitting
@@ -437,12 +436,3 @@ def test_local_jobs_see_the_gpus_that_they_were_given(
     assert logs == ["GPU-aa-1\n", "GPU-aa-0,GPU-aa-1\n"]
     plan = json.loads((tmp_path / "jobs" / first.id / "attempts" / "1" / "plan.json").read_text())
     assert plan["gpus"] == ["GPU-aa-1"]
-
-
-@pytest.mark.spawns
-@pytest.mark.slow
-def test_no_gpu_is_booked_twice_while_the_reconciler_is_killed(tmp_path: Path) -> None:
-    """`make chaos-queue` is the whole of it."""
-    outcome = queue_chaos.run(tmp_path, jobs=5, seed=3, every_s=(3.0, 5.0))
-    assert outcome.faults == []
-    assert outcome.kills

@@ -157,3 +157,20 @@ def test_strips_that_come_late_are_shown(
     story = samples.resumed(db)
     tab.goto(f"{url}/jobs/{story.id}")
     expect(tab.locator("#strips[data-drawn] .row b")).to_have_text(["node-17"], timeout=30_000)
+
+
+def test_a_curve_of_one_point_is_a_dot(tab: Page, db: Database, url: str) -> None:
+    story = samples.Story(db, samples.spec(name="short")).start().move(Stage.RUNNING)
+    story.tell([Event(phase="STEP", event="metrics", data={"step": 2, "loss": 2.5})])
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()
+    coloured = """(canvas) => {
+      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      let many = 0;
+      for (let at = 0; at < data.length; at += 4) {
+        const rgb = data.slice(at, at + 3);
+        if (data[at + 3] > 200 && Math.max(...rgb) - Math.min(...rgb) > 60) many += 1;
+      }
+      return many;
+    }"""
+    assert tab.locator("#curves [data-metric=loss] canvas").evaluate(coloured) > 0

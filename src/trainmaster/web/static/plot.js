@@ -117,12 +117,13 @@ export class Plot {
       g.lineJoin = "round";
       g.beginPath();
       let pen = false;
-      for (const [x, y] of points) {
-        if (y === null || (this.log && y <= 0)) { pen = false; continue; }
+      const gap = (p) => !p || p[1] === null || (this.log && p[1] <= 0);
+      for (const [place, [x, y]] of points.entries()) {
+        if (gap(points[place])) { pen = false; continue; }
         const px = this.fromX(x), py = fromY(y);
         if (pen) g.lineTo(px, py); else g.moveTo(px, py);
         pen = true;
-        if (dots) g.rect(px - 1.5, py - 1.5, 3, 3);
+        if (dots || (gap(points[place - 1]) && gap(points[place + 1]))) g.rect(px - 1.5, py - 1.5, 3, 3); // alone: no line shows it
       }
       g.stroke();
       g.lineWidth = 1;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,11 +20,12 @@ from trainmaster.core.config.sweep import parse_sweep
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.events import Event
 from trainmaster.core.plan import rank_log
+from trainmaster.core.roles import Role
 from trainmaster.core.schema import build, describe
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Device
-from trainmaster.store import artifacts, attempts, audit, costs, tables, webhooks
+from trainmaster.store import artifacts, attempts, audit, costs, people, tables, webhooks
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.targets import find_place
@@ -70,6 +71,9 @@ KEPT = {
     "known_targets": {"name", "word"}, "target_grants": {"target", "project", "user", "identity"},
     "devices": {"place", "kind", "attempt"}, "machines": {"place"}, "queue_orders": {"place", "waits"},
     "shares": {"project"}, "job_sets": {"id", "name", "project"}, "set_trials": {"set_id", "spec", "job_id", "word"},
+    "job_after": {"job_id", "before", "name"}, "searches": {"set_id", "search", "template", "word"},
+    "search_trials": {"set_id", "state", "attributes"}, "search_reports": {"set_id"},
+    "people": {"issuer", "subject", "grants"}, "sessions": {"hash", "role", "project"}, "token_owners": set(),
 }  # fmt: skip
 _KEYS = {"verdict", "check", "folder", "attempt", "reason", "ended_at", "planned"}  # of JSON, in the same sense
 
@@ -101,7 +105,13 @@ def furnish(db: Database, home: Path) -> dict[str, str]:
     gpus = [
         Device(id=f"GPU-{n}", machine="gpu-1", model="NVIDIA H200", used="python3" if n else None) for n in range(4)
     ]
+    search = {key: value for key, value in sweep.items() if key != "matrix"} | {"name": "search"}
+    sets.submit_set(db, parse_sweep({**search, "search": {"parameters": {"env.A": ["1", "2"]}, "sampler": "grid"}}))
     with db.write() as conn:
+        people.sign_in(
+            conn, issuer="https://id.example.org", subject="1", name="ann@example.org",
+            grants=[(Role.USER, "research")], at=AT, expires_at=datetime.now(UTC) + timedelta(hours=1),
+        )  # fmt: skip
         attempts.set_handle(conn, going.attempt, {"attempt": going.attempt, "folder": str(place), "nodes": ["node-17"]})
         attempts.set_handle(conn, failed.attempt, {"attempt": failed.attempt, "folder": "/x", "nodes": ["node-17"]})
         conn.execute(update(tables.attempts).values(price_cents_per_hour=6400.0))

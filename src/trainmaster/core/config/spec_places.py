@@ -25,6 +25,7 @@ _SERVER: Mapping[str, str] = {
     "project": "the token must be of this project, or of all",
     "target": "granted to the project (`trainmaster target grant`); a path only from an admin of the server",
     "resume_from": "a job of the same project, at the same target and account",
+    "after.jobs": "jobs of the same project, looked up at submission; another project's are unknown",
     "inputs.train": "an absolute path is the node's; else the server's storage outside of `jobs/` and `workdirs/`, or "
     "a URL that the operator lists in TRAINMASTER_INPUTS",
     "inputs.eval": "as inputs.train",

@@ -28,7 +28,8 @@ LONG = (
     "e2e/test_lambda_jobs.py", "e2e/test_demo.py", "e2e/test_killed_ranks.py", "bench/accept/test_accept_run.py",
     "train/test_drill_verb.py", "train/test_verb.py", "e2e/test_container_jobs.py", "control/test_rented_chaos.py",
     "control/test_kill_everywhere.py", "targets/test_target_contract.py", "agent/test_recovery.py",
-    "checks/test_emptied_answers.py",
+    "checks/test_emptied_answers.py", "web/test_every_page.py", "web/test_hostile_pages.py",
+    "web/test_pages_browser.py",
 )  # fmt: skip
 _open: dict[str, contextlib.ExitStack] = {}
 

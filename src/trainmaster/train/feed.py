@@ -95,6 +95,20 @@ class Feed:
         self._worker.submit(self._opened.forget, self._upcoming(cursor))
         return [self._place_on_device(rows) for rows in passes]
 
+    def example(self) -> list[Batch] | None:
+        """Batches like those of every step, of samples that are not used up; None where there can be none.
+
+        Called on all ranks. Reading a stream would move it.
+        """
+        if self._opened.is_stream:
+            return None
+        reading = self._worker.submit(self._read, self._passes(0), held_out=False)
+        try:
+            rank_sync.on_all(lambda: reading.result() and None)
+        except rank_sync.RankError:
+            return None
+        return [self._place_on_device(rows) for rows in reading.result()]
+
     def held_out_ready(self, first: int, count: int) -> bool:
         """The same as `ready`, for held-out samples."""
         return self._wait([self._request_held_out(first, count)], what="an evaluation", limit_s=self._limit_s)
@@ -172,12 +186,15 @@ class Feed:
         wanted = [first for first in ahead if first < self._upto or first == cursor]
         for key in [key for key in self._requested if not key[0] and key[1] not in wanted]:
             self._requested.pop(key).cancel()
-        mine = self._rank_info.share(batch)
-        at_once = self._config.micro_sequences or len(mine)
         for first in wanted:
             if (False, first) not in self._requested:
-                parts = [range(first + start, first + start + at_once) for start in mine[::at_once]]
-                self._requested[False, first] = self._worker.submit(self._read, parts, held_out=False)
+                self._requested[False, first] = self._worker.submit(self._read, self._passes(first), held_out=False)
+
+    def _passes(self, first: int) -> list[range]:
+        """This rank's samples of the step that begins with sample `first`, as passes of micro_sequences each."""
+        mine = self._rank_info.share(self._config.batch_sequences)
+        at_once = self._config.micro_sequences or len(mine)
+        return [range(first + start, first + start + at_once) for start in mine[::at_once]]
 
     def _request_held_out(self, first: int, count: int) -> Future[list[Rows]]:
         key = (True, first)

@@ -42,6 +42,7 @@ from trainmaster.train.parallel.shard import World, limit_collectives, pick_prec
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.start_times import StartTimes
 from trainmaster.train.state import State, seed_step
+from trainmaster.train.warm_up import WarmUp
 from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog
@@ -86,7 +87,8 @@ def run(
         return Outcome(state=State(), stopped=True)
     times.done("build")
     trainer.resume(resume_from)
-    times.done("load")
+    times.done("load", of_it={"compile": trainer.warm_up.beyond_s})
+    trainer.compiled_before_s = count_compile_s()
     trainer.announce()
     # Until the first step is done there is nothing to save, and a compilation may take minutes.
     watchdog.open_window(lambda why: trainer.say_end(stopped=why))
@@ -134,6 +136,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optimizer)
         self.parameters = count_parameters(self.model)
         self.metrics = Metrics(config, world, run_log, precision=self.precision, peak=peak)
+        self.warm_up = WarmUp(config, world, self.model, self.feed)
         self.meter, self.clock = self.metrics.meter, StepClock(world.device)
         # What a checkpoint must share with the run that reads it.
         self.identity: Mapping[str, Any] = {"model": to_plain(config.model), "data": to_plain(config.data.identity)}
@@ -146,6 +149,7 @@ class Trainer:
             identity=self.identity,
             rejected=run_log.checkpoint_rejected,
             say=run_log.line,
+            beside_load=self.warm_up,
         )
         self.checkpointing = Checkpointing(open_checkpoints(saved_run, folder), run_log)
 

@@ -44,8 +44,8 @@ class StartTimes:
         seconds, self._last = now - self._last, now
         inside = {name: took for name, took in (of_it or {}).items() if took > 0}
         for name, took in {**inside, part: max(0.0, seconds - sum(inside.values()))}.items():
-            self._parts[name] = round(took, 3)
-            self._run_log.start_part(part=name, seconds=self._parts[name], restart=self._restart)
+            self._parts[name] = round(self._parts.get(name, 0.0) + took, 3)
+            self._run_log.start_part(part=name, seconds=round(took, 3), restart=self._restart)
 
     def finish(self, *, step: int, resumed_from: int | None, tier: str | None) -> None:
         """The first step is done: the start is over."""

@@ -134,7 +134,8 @@ def _take(size: int, device: torch.device) -> Tensor:
     if size > free - _SPARE_BYTES:
         # Refused here, it costs a save. Taken, it costs whatever process the kernel picks.
         raise MemoryError(f"a copy of the run in host memory needs {size:,} bytes more, and {free:,} are free")
-    memory = mmap.mmap(-1, max(size, _ALIGN))
+    # Private: shared memory has no large pages by default, and the kernel takes seconds to free 48 GB of small ones.
+    memory = mmap.mmap(-1, max(size, _ALIGN), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     block = torch.frombuffer(memory, dtype=torch.uint8)

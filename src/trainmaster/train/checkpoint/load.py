@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ from trainmaster.train.experiment import differences
 from trainmaster.train.parallel import rank_sync
 from trainmaster.train.parallel.groups import open_group
 from trainmaster.train.state import State
+
+Beside = Callable[["Future[None]"], None]  # what is done while a load is under way
 
 
 class ReadableTier(Protocol):
@@ -67,6 +70,7 @@ def load_newest(
     rejected: Rejected,
     group: dist.ProcessGroup | None,
     threads: int = 1,
+    beside: Beside | None = None,
 ) -> Loaded | None:
     """Fill model and optimizer from the newest good checkpoint; None where there has never been one.
 
@@ -74,6 +78,7 @@ def load_newest(
     goes to `rejected`, and a tier that cannot be read too. CheckpointError where checkpoints exist and none is good,
     where they belong to another run or a later version, or where a tier that cannot be read may hold a newer one: no
     step is in a tier that was not in the nearer ones first, so that is so unless the newest of a nearer one is good.
+    `beside` is called on every rank while the first candidate is read.
     """
     started = time.perf_counter()
     candidates: list[tuple[int, int]] = []
@@ -101,7 +106,9 @@ def load_newest(
             if {manifest.step, state.step} != {step}:
                 raise SpecError([Fault(path="step", message=f"it is of step {state.step}, its name of {step}")])
             reach("load:verified")
-            _fill(path, manifest, model, optimizer, verify=not tier.verifies, threads=threads, group=group)
+            beside_it, beside = beside, None
+            verify = not tier.verifies
+            _fill(path, manifest, model, optimizer, verify=verify, threads=threads, group=group, beside=beside_it)
             reach("load:filled")
         except (rank_sync.RankError, CheckpointException, SpecError) as error:
             if LaterVersion.__name__ in getattr(error, "kinds", ()):  # whole, and newer: its name must not be reused
@@ -205,8 +212,16 @@ def _fill(
     verify: bool,
     threads: int,
     group: dist.ProcessGroup | None,
+    beside: Beside | None,
 ) -> None:
     weights, moments = get_state_dict(model, optimizer)
     reader = _reader(path, manifest, verify=verify, threads=threads)
-    fill({"model": weights, "optimizer": moments}, reader, group=group)
+    state = {"model": weights, "optimizer": moments}
+    if beside is None:
+        fill(state, reader, group=group)
+    else:
+        with ThreadPoolExecutor(1, thread_name_prefix="checkpoint-load") as pool:
+            filling = pool.submit(fill, state, reader, group=group)
+            beside(filling)
+        filling.result()
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)

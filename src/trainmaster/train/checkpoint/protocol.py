@@ -7,6 +7,7 @@ update behind the copy, and `look` returns at each step boundary, on every rank 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ class Run:
     identity: Mapping[str, Any]  # the model and the data, as in Manifest.run
     rejected: Rejected
     say: Callable[[str], None] = print  # writes one log line
+    beside_load: Callable[[Future[None]], None] | None = None  # called on all ranks while the first load is under way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

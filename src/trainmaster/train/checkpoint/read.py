@@ -116,7 +116,7 @@ class Reader(FileSystemReader):
         stored = self._shape_of(items[0]) if len(items) == 1 else None
         if stored is None or not stored[0].numel() or items[0].lengths != stored[0]:
             return stream.take(length)
-        target = planner.resolve_tensor(items[0]).detach()
+        target = planner.resolve_tensor(items[0]).data  # a backward pass may run beside the load (load.py)
         fits = target.size() == stored[0] and target.dtype == stored[1] and target.is_contiguous()
         if not fits or not stream.can_fill(target):
             return stream.take(length)
@@ -268,7 +268,7 @@ def _fill(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
 
 
 def _put(item: ReadItem, saved: Tensor, planner: LoadPlanner) -> None:
-    target = planner.resolve_tensor(item).detach()
+    target = planner.resolve_tensor(item).data  # as above: autograd must not see that the weight changes
     if target.size() != saved.size():
         raise CheckpointError(f"{item.storage_index.fqn} is {list(saved.size())} and should be {list(target.size())}")
     target.copy_(saved)

@@ -45,7 +45,7 @@ def recompute(model: Decoder, parallel: ParallelConfig) -> None:
 
 def compile_blocks(model: Decoder, parallel: ParallelConfig, device: torch.device) -> None:
     """Compile each block: one graph serves all of them, so that it is made once."""
-    if parallel.compile == "off" or (parallel.compile == "auto" and device.type != "cuda"):
+    if not compiles(parallel, device):
         return
     model.judge = _compiled(model.judge)
     whole = True
@@ -56,6 +56,11 @@ def compile_blocks(model: Decoder, parallel: ParallelConfig, device: torch.devic
         else:
             whole = False
     model.block_masks = whole and device.type == "cuda"
+
+
+def compiles(parallel: ParallelConfig, device: torch.device) -> bool:
+    """Whether a run compiles its blocks; `auto`: on a GPU."""
+    return parallel.compile == "on" or (parallel.compile == "auto" and device.type == "cuda")
 
 
 def count_compile_s() -> float:

@@ -126,6 +126,7 @@ class Tiered:
             rejected=run.rejected,
             threads=self._threads,
             group=self._loads,
+            beside=run.beside_load,
         )
         self._snapshots.reserve()  # while the model is compiled
         # Training first and failing at the last step would lose the whole run. Memory may be saved to meanwhile.

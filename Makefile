@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
-WORKERS ?= 3
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: Slurm, the kubelets
+# and the API server each keep one worker for minutes, and two more keep two cores busy.
+WORKERS ?= 5
 # Which cases of matrices `make test` draws (tests/sampling.py); `make parallel SAMPLE=2026-11-17` repeats those of a day.
 SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
@@ -31,9 +32,11 @@ checked:
 tested:
 	@$(MAKE) --no-print-directory -j 2 types parallel
 
-# Once for all: each worker would compile every test file by itself.
+# Once for all: each worker would compile every test file, and what it imports, by itself. Two halves, for two cores.
 collected: $(VENV)/.dev
-	@$(BIN)/pytest --collect-only -qq > $(VENV)/collected.txt || { cat $(VENV)/collected.txt; exit 1; }
+	@$(BIN)/pytest --collect-only -qq tests/[a-d]*/ > $(VENV)/collected-1.txt & half=$$!; \
+	$(BIN)/pytest --collect-only -qq tests/[e-z]*/ tests/test_*.py > $(VENV)/collected-2.txt; rest=$$?; \
+	wait $$half && [ $$rest = 0 ] || { cat $(VENV)/collected-*.txt; exit 1; }
 
 kubernetes: system-packages
 	@sh tools/build-kubernetes.sh || [ $$? = 3 ]
@@ -166,8 +169,11 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train,server,ssh,hf,client]'
 	@touch $@
 
+# pip would compile 20,000 files in one process. The tests import a part of them, and what is imported is compiled then.
+# torch is compiled here, by all cores: ranks of other accounts could not keep its bytecode.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	# HyperPod's own log agent judges our heartbeat lines in a test. Its package pins another torch, so it comes alone.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps hyperpod-elastic-agent==1.1.3
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps hyperpod-elastic-agent==1.1.3
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3.*/site-packages/torch
 	@touch $@ $(VENV)/.run

@@ -24,12 +24,12 @@ _USERS = {
 }
 # Files of minutes: begun early, so that no worker is left alone with one at the end (docs/LOG.md has the seconds).
 LONG = (
-    "e2e/test_collective_ssh.py", "e2e/test_ssh_jobs.py", "deploy/test_sagemaker_scenarios.py",
-    "e2e/test_lambda_jobs.py", "e2e/test_demo.py", "e2e/test_killed_ranks.py", "bench/accept/test_accept_run.py",
-    "train/test_drill_verb.py", "train/test_verb.py", "e2e/test_container_jobs.py", "control/test_rented_chaos.py",
-    "control/test_kill_everywhere.py", "targets/test_target_contract.py", "agent/test_recovery.py",
-    "checks/test_emptied_answers.py", "web/test_every_page.py", "web/test_hostile_pages.py",
-    "web/test_pages_browser.py",
+    "e2e/test_collective_ssh.py", "e2e/test_ssh_jobs.py", "web/test_every_page.py", "drill/test_command_drill.py",
+    "web/test_hostile_pages.py", "e2e/test_demo.py", "agent/test_recovery_chaos.py", "bench/accept/test_accept_run.py",
+    "deploy/test_sagemaker_scenarios.py", "e2e/test_lambda_jobs.py", "targets/test_target_contract.py",
+    "agent/test_recovery.py", "e2e/test_seed_s3_to_box.py", "checks/test_emptied_answers.py",
+    "e2e/test_killed_ranks.py", "train/test_drill_verb.py", "train/test_verb.py", "e2e/test_container_jobs.py",
+    "control/test_rented_chaos.py", "control/test_kill_everywhere.py", "web/test_pages_browser.py",
 )  # fmt: skip
 _open: dict[str, contextlib.ExitStack] = {}
 

@@ -40,6 +40,7 @@ def test_a_run_that_differs_is_told_apart(tmp_path: Path, change: dict[str, obje
     assert compare(write(tmp_path / "struck", **change), write(tmp_path / "whole")) == says  # type: ignore[arg-type]
 
 
+@pytest.mark.matrix(one_in=5, of="runs that lose a machine")
 @pytest.mark.timeout(900)
 def test_a_run_on_two_nodes_survives_kills_without_a_trace(tmp_path: Path) -> None:
     done, faults = run(tmp_path, draw(KILLS, SEED), seed=SEED, step_s=15.0)

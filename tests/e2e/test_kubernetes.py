@@ -86,6 +86,12 @@ def _checkpoints(db: Database, job: JobRow, event: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
+def helm() -> str:
+    """The program; asked for before the image, which takes half a minute to build."""
+    return find_helm()
+
+
+@pytest.fixture(scope="module")
 def image(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Our image, on every node; its name."""
     folder = tmp_path_factory.mktemp("image")
@@ -96,6 +102,7 @@ def image(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     return own_image.NAME
 
 
+@pytest.mark.matrix(one_in=2, of="work of minutes in pods")
 def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
     db: Database, tmp_path: Path, nodes: Cluster, image: str, target: Callable[..., str]
 ) -> None:
@@ -119,9 +126,10 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
     assert left == []
 
 
-def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, image: str) -> None:
+@pytest.mark.matrix(one_in=2, of="work of minutes in pods")
+def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, helm: str, image: str) -> None:
     """helm install as an operator does it: not root, read-only root, the token from its secret."""
-    helm, folders = find_helm(), python_folders()
+    folders = python_folders()
     home = nodes.kube.folder / "server-data"
     home.mkdir()
     home.chmod(0o777)  # hostPath: a kubelet changes no owner there
@@ -201,6 +209,7 @@ def type_into(words: list[str], *steps: tuple[bytes, bytes]) -> tuple[int, bytes
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
 
+@pytest.mark.matrix(one_in=2, of="work of minutes in pods")
 def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
     on = target(kind="pytorchjob")
     spec = {"name": "pair", "target": on, "command": ["sleep", "600"], "resources": {"nodes": 2}}
@@ -243,7 +252,7 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.matrix(one_in=3, of="runs that lose a machine")
+@pytest.mark.matrix(one_in=5, of="runs that lose a machine")
 def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
     db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

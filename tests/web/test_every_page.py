@@ -56,7 +56,7 @@ def faults(tab: Page, app: FastAPI, url: str, parts: dict[str, str]) -> str:
     return "\n".join(wrong)
 
 
-@pytest.mark.matrix(one_in=3)
+@pytest.mark.matrix(one_in=7, of="pages by width and scheme")
 @pytest.mark.parametrize("width", [360, 1280, 2560])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_whole_and_accessible(

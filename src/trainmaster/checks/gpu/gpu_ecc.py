@@ -165,7 +165,12 @@ def _without_partner(gpu: nvidia.Gpu) -> list[str]:
         if _is_counter(path) and path.startswith(_HALVES):
             _, half, name = path.split("/", 2)
             wanted.append(f"ecc_errors/{'aggregate' if half == 'volatile' else 'volatile'}/{name}")
-    absent = [path for path in dict.fromkeys(wanted) if not any(leaf.startswith(path) for leaf in gpu.leaves)]
+    leaves = set(gpu.leaves)
+    absent = [
+        path
+        for path in dict.fromkeys(wanted)
+        if path not in leaves and not any(leaf.startswith(path) for leaf in leaves)
+    ]
     if absent and nvidia.mig_on(gpu):
         return []
     return [path.removeprefix("ecc_errors/").replace("/", " ").replace("_", " ") for path in absent]

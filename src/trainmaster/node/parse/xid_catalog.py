@@ -6,6 +6,7 @@ A code that the table does not hold is `warn`, "unknown". A site lays its own ta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -121,8 +122,9 @@ class Catalog:
         return row
 
 
+@functools.cache
 def load() -> Catalog:
-    """The catalog that ships with the package."""
+    """The catalog that ships with the package, read once: its TOML takes longer than all that is asked of it."""
     return parse((resources.files("trainmaster") / "checks" / "data" / "xid.toml").read_text(encoding="utf-8"))
 
 

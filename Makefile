@@ -49,7 +49,7 @@ types: $(VENV)/.dev ## mypy, strict
 	$(BIN)/mypy
 
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
-	$(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
+	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"

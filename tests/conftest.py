@@ -24,7 +24,7 @@ from trainmaster.core.event_catalog import CHECK_VARIABLE
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
-pytest_plugins = ["cpu_times", "spawn_guard", "sampling", "testbeds"]
+pytest_plugins = ["cpu_times", "log_capture", "spawn_guard", "sampling", "testbeds"]
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request

@@ -174,9 +174,14 @@ def copied(answers: Answers) -> Answers:
 
 
 def edit_smi(text: str, gpu: int | None, changes: Mapping[str, str | None]) -> str:
+    return _edit_smi(text, gpu, tuple(changes.items()))
+
+
+@functools.lru_cache(maxsize=64)  # hundreds of tests begin with the same few machines
+def _edit_smi(text: str, gpu: int | None, changes: tuple[tuple[str, str | None], ...]) -> str:
     root = ET.fromstring(text)
     for number, node in enumerate(root.findall("gpu")):
-        for path, value in changes.items() if gpu in (None, number) else ():
+        for path, value in changes if gpu in (None, number) else ():
             found = node.find(path)
             assert found is not None, path
             if value is None:
@@ -192,6 +197,11 @@ def edit_smi(text: str, gpu: int | None, changes: Mapping[str, str | None]) -> s
 
 def smi_text(addresses: list[str], *, attached: int) -> str:
     """The real XML with its one GPU repeated at these addresses."""
+    return _smi_text(tuple(addresses), attached)
+
+
+@functools.lru_cache(maxsize=64)
+def _smi_text(addresses: tuple[str, ...], attached: int) -> str:
     text = (H200 / "commands" / "nvidia-smi_-q_-x.out").read_text()
     start, end = text.index("\t<gpu id="), text.index("</gpu>\n") + len("</gpu>\n")
     block = re.sub(r"\t\t<supported_clocks>.*</supported_clocks>\n", "", text[start:end], flags=re.DOTALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass, replace
@@ -113,6 +114,7 @@ def shape(machine: Machine, node: Node) -> None:
         machine.refuses(f"dcgmi diag -r {level} -j", "CommandMissing", "dcgmi is not on this machine")
 
 
+@functools.lru_cache(maxsize=64)
 def age(text: str, schema: str) -> str:
     """What older schemas name otherwise or do not have, as drivers 515 (v11) and 535 (v12) print it."""
     if schema == "v13":

@@ -122,6 +122,7 @@ def test_before_the_verdict_is_due_only_leaders_read_every_status(
     assert store.values == values
 
 
+@pytest.mark.slow
 def test_a_store_that_stands_still_keeps_no_rank_beyond_its_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process is stopped: it takes every question and answers none."""
     limit_s, still, exits = 4.0, threading.Event(), list[float]()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.test_nothing_left import guard_of
 from trainmaster.agent.folder import AttemptFolder, Refused
 from trainmaster.core.plan import LOCK_FILE
 
@@ -48,12 +49,30 @@ def test_an_attempt_whose_agent_was_killed_does_not_begin_again(node: Any) -> No
     node.wait_for("count")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    node.marked = False  # the guard of the killed agent ends what carries its mark
     code, said = node.run(plan)
     assert code == 1
     assert "has begun before" in said
     assert not (node.folder / "exit.json").exists()
     assert (node.folder / "count").read_text() == "started\n"
+
+
+@pytest.mark.parametrize(("end", "said"), [("killed", "has begun before"), ("done", "the attempt is over")])
+def test_a_second_agent_says_why_it_starts_nothing_whatever_the_first_sweeps(node: Any, end: str, said: str) -> None:
+    """It was killed with the leftovers of the first one, without a word."""
+    plan = node.shell('cd "$(dirname $TRAINMASTER_STOP)"; echo up > up; while [ ! -e go ]; do sleep 0.02; done')
+    first = node.start(plan)
+    node.wait_for("up")
+    guard = guard_of(first.pid)
+    second = node.start(plan)
+    second.send_signal(signal.SIGSTOP)  # until the first has swept
+    if end == "killed":
+        first.kill()
+    (node.folder / "go").touch()
+    first.wait()
+    node.until(lambda: not node.alive(guard), what="the end of the guard")
+    second.send_signal(signal.SIGCONT)
+    assert said in second.communicate()[1]
+    assert second.returncode == 1
 
 
 def test_many_agents_at_once_are_one(node: Any) -> None:

@@ -18,9 +18,10 @@ from trainmaster.agent.diagnose import Outcome, mask
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.watch import Signals, Watch
 from trainmaster.core.compat import UTC
-from trainmaster.core.plan import CHECKPOINTS_VARIABLE, EVENTS_FILE, ExitRecord, Plan
+from trainmaster.core.plan import AGENT_VARIABLE, CHECKPOINTS_VARIABLE, EVENTS_FILE, ExitRecord, Plan
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
+from trainmaster.node.owner import name_process
 
 _SWEEP_S = 10.0  # a killed process that stays longer hangs in the kernel, and no signal will end it
 
@@ -31,7 +32,8 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
     """Run the attempt this process has begun. Returns the record it wrote."""
     began = time.time()
     processes.adopt_orphans()
-    processes.start_guard(lambda: end_leftovers(plan))
+    agent = os.environ[AGENT_VARIABLE] = name_process()  # all that is started from here on inherits it
+    processes.start_guard(lambda: end_leftovers(plan, agent))
     with Emitter(folder.path / EVENTS_FILE, guard=True) as events:
         watch = Watch(plan, folder, events, signals)
         try:
@@ -39,7 +41,7 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
         except Exception as error:  # the record must be written whatever happened
             folder.log(mask(f"the agent failed\n{traceback.format_exc()}", (os.environ, plan.spec.env)))
             outcome = _own_failure(error)
-        left = end_leftovers(plan)
+        left = end_leftovers(plan, agent)
         if left:
             outcome = replace(outcome, evidence={**outcome.evidence, "would_not_die": sorted(left)})
         record = _record(plan, outcome, since=began)
@@ -54,10 +56,10 @@ def run(plan: Plan, folder: AttemptFolder, signals: Signals) -> ExitRecord:
     return record
 
 
-def end_leftovers(plan: Plan) -> set[int]:
-    """End what still runs of an attempt but for this process; returns the processes that would not die."""
+def end_leftovers(plan: Plan, agent: str) -> set[int]:
+    """End what still runs of what an agent has started but for this process; returns what would not die."""
     container.remove(plan)  # before its processes are killed: the engine would keep it as a broken one
-    return processes.kill_all(plan.mark, within_s=_SWEEP_S)
+    return processes.kill_all(plan.mark, agent=agent, within_s=_SWEEP_S)
 
 
 def _run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Outcome:

@@ -3,7 +3,8 @@
 Four nets, each for what slips through the one before. A rank asks the kernel to be killed when the agent dies
 (node/owner.py). The agent adopts every orphan below it, so a grandchild that made itself a daemon is still below the
 agent. Every process of an attempt carries its name in the environment, which is how they are found when the agent is
-gone. And the agent's guard, a process of its own, does just that when the agent is killed.
+gone. And the agent's guard, a process of its own, does just that when the agent is killed. Agent and guard end only
+what this agent has started: a second agent of the attempt lives to say why it starts nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from trainmaster.core.plan import ATTEMPT_VARIABLE
+from trainmaster.core.plan import AGENT_VARIABLE, ATTEMPT_VARIABLE
+from trainmaster.node.owner import is_gone
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _PROC = Path("/proc")
@@ -57,28 +59,33 @@ def start_guard(clean: Callable[[], object]) -> None:
         os._exit(0)
 
 
-def living(attempt: str) -> set[int]:
-    """Every live process of an attempt but this one: those that carry its name, and all below them."""
-    mark = f"{ATTEMPT_VARIABLE}={attempt}".encode()
+def living(attempt: str, *, agent: str | None = None) -> set[int]:
+    """Every live process of an attempt but this one: those that carry its name, and all below them.
+
+    With the name of an agent: of those it has started, and of itself.
+    """
+    mark = f"{ATTEMPT_VARIABLE}={attempt}" if agent is None else f"{AGENT_VARIABLE}={agent}"
     parents = _parents()
-    members = {pid for pid in parents if mark in _environment(pid)}
+    members = {pid for pid in parents if mark.encode() in _environment(pid)}
+    if agent is not None and not is_gone(agent):
+        members.add(int(agent.partition(":")[0]))
     while below := {pid for pid, parent in parents.items() if parent in members} - members:
         members |= below
     return members - {os.getpid()}
 
 
-def kill_all(attempt: str, *, within_s: float) -> set[int]:
-    """Kill every process of an attempt but this one; returns those that would not die (none, but for a sick kernel)."""
+def kill_all(attempt: str, *, within_s: float, agent: str | None = None) -> set[int]:
+    """Kill every `living` process; returns those that would not die (none, but for a sick kernel)."""
     end = time.monotonic() + within_s
     left: set[int] = set()
     while True:
         # Frozen first, until nothing new appears: a tree that keeps forking cannot outrun the killing.
-        while new := living(attempt) - left:
+        while new := living(attempt, agent=agent) - left:
             _send(new, signal.SIGSTOP)
             left |= new
         _send(left, signal.SIGKILL)
         reap(())
-        left = living(attempt)
+        left = living(attempt, agent=agent)
         if not left or time.monotonic() > end:
             return left
         time.sleep(0.01)

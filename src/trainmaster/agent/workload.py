@@ -27,6 +27,7 @@ from trainmaster.core import schema
 from trainmaster.core.failures import SYMPTOMS
 from trainmaster.core.files import append_plain
 from trainmaster.core.plan import (
+    AGENT_VARIABLE,
     ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE,
@@ -44,6 +45,7 @@ from trainmaster.core.states import Reason
 from trainmaster.node import torch_install
 from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
+from trainmaster.node.owner import name_process
 
 TRAIN_FILE = "train.json"
 _Copied = tuple[workfolder.GlobalFile, Figures]  # what becomes events while the ranks run
@@ -342,6 +344,7 @@ def _shared_environment(plan: Plan) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
         ATTEMPT_VARIABLE: plan.mark,
+        AGENT_VARIABLE: name_process(),
         EVENTS_VARIABLE: folder / EVENTS_FILE,
         CHECKPOINTS_VARIABLE: plan.checkpoints,
         STOP_VARIABLE: folder / STOP_FILE,

@@ -39,6 +39,8 @@ EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT, 69: Reason.CHECK
 
 # Set in every process of an attempt, so that none is left behind: the attempt, and `/RANK` of one of several nodes.
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"
+# Set by an agent for all that it starts, to its own name: its sweep spares another agent of the attempt.
+AGENT_VARIABLE = "TRAINMASTER_AGENT"
 # Set by a command in the foreground for the agents it starts: they end with that process (node/owner.py names it).
 OWNER_VARIABLE = "TRAINMASTER_OWNER"
 # Set by the agent for the ranks it starts, as JSON: when it began to (`at`), and of a recovery (`recovery`) how it is

@@ -119,6 +119,21 @@ def kill_torchrun(folder: Path, later_s: float) -> None:
     gone(mark)
 
 
+def test_ranks_whose_torchrun_is_killed_before_they_look_for_it_end(tmp_path: Path) -> None:
+    """They took the process that adopted them for their launcher: both were there ten minutes later."""
+    process = torchrun(tmp_path / "run", restarts=0, config=ENDLESS)
+    mark = f"TRAINMASTER_EVENTS={tmp_path / 'run' / 'events.jsonl'}"
+    wait_for(lambda: len(marked(mark)) > 2)
+    ranks = set(marked(mark)) - {process.pid}
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    for pid in ranks:
+        os.kill(pid, signal.SIGCONT)
+    gone(mark)
+
+
 def kill_job(folder: Path, target: str, victim: str, later_s: float) -> None:
     """A job of a server, on this machine or on a host behind SSH.
 

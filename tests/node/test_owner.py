@@ -50,6 +50,30 @@ def test_no_launcher(proc: Path, environ: dict[str, str], parent: int) -> None:
     assert owner.find_launcher(environ) is None
 
 
+@pytest.mark.parametrize(
+    ("maps", "command", "found"),
+    [
+        ("libc.so.6", "python3 supervisor.py", owner.GONE),
+        ("torch/lib/libtorch_cpu.so", "elastic-agent", "1:7"),  # the first process of a container
+        (None, "/sbin/init splash", owner.GONE),
+        (None, "/usr/bin/python3 /usr/bin/torchrun a.py", "1:7"),
+        (None, None, "1:7"),  # proves nothing
+    ],
+)
+def test_a_rank_whose_torchrun_ended_before_it_looked_knows_it(
+    proc: Path, maps: str | None, command: str | None, found: str
+) -> None:
+    """It took the process that adopted it for its launcher, and waited for its peers."""
+    add(proc, os.getpid(), 1)
+    add(proc, 1, 0, env={})
+    if maps is not None:
+        (proc / "1" / "maps").write_text(f"7f00-7f01 r-xp 00000000 08:01 11  /usr/lib/{maps}\n")
+    if command is not None:
+        (proc / "1" / "cmdline").write_text(command.replace(" ", "\0") + "\0")
+    launcher = owner.find_launcher({**RANK, "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert launcher == found and owner.is_gone(launcher) is (found == owner.GONE)
+
+
 def test_another_users_launcher_counts(proc: Path) -> None:
     add(proc, os.getpid(), 30)
     add(proc, 30, 1)  # its environment cannot be read

@@ -23,6 +23,9 @@ _OF_A_RANK = (
 )  # fmt: skip
 # Set only by launchers that stay until their ranks have ended. RANK alone may be a shell's that is long gone.
 _OF_A_LAUNCHER = ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK")
+# Set by torchrun and no other launcher: torch/distributed/elastic/agent/server/local_elastic_agent.py
+_OF_TORCHRUN = "TORCHELASTIC_USE_AGENT_STORE"
+GONE = "0:0"  # name of no process
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
@@ -91,7 +94,8 @@ def find_stopped(pid: int) -> list[int]:
 def find_launcher(environ: Mapping[str, str]) -> str | None:
     """The process that started this rank and waits for it; None where there is none, or it cannot be seen.
 
-    It is the nearest process above without the variables of this rank. Inside a container there may be none.
+    It is the nearest process above without the variables of this rank. Inside a container there may be none. A rank
+    whose torchrun has ended already has one above that only adopted it, and that is no Python with torch: `GONE`.
     """
     if not any(name in environ for name in _OF_A_LAUNCHER):
         return None
@@ -99,7 +103,7 @@ def find_launcher(environ: Mapping[str, str]) -> str | None:
     fields = _stat(os.getpid())
     while fields is not None and (parent := int(fields[1])) > 0:
         if not ours <= _environment(parent):
-            return name_process(parent)
+            return GONE if _OF_TORCHRUN in environ and not _may_be_torchrun(parent) else name_process(parent)
         fields = _stat(parent)
     return None
 
@@ -110,6 +114,17 @@ def _stat(pid: int) -> list[str] | None:
         return (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def _may_be_torchrun(pid: int) -> bool:
+    """Whether a process has loaded torch, or, where that may not be read, is a Python. What is unknown may be it."""
+    with contextlib.suppress(OSError), (_PROC / str(pid) / "maps").open("rb") as lines:
+        return any(b"libtorch" in line for line in lines)
+    try:
+        program = (_PROC / str(pid) / "cmdline").read_bytes().partition(b"\0")[0].rpartition(b"/")[2]
+    except OSError:
+        return True
+    return not program or b"python" in program or b"torch" in program
 
 
 def _environment(pid: int) -> set[bytes]:

@@ -194,6 +194,9 @@ class Node(NodeFiles):
         async with self._locked():
             what_by_attempt = dict.fromkeys(await self._live(), "a slot")
         for item in await self._host.list_owned():
+            # Any process may carry any name: one that is no attempt's must not hide the others.
+            if _ATTEMPT.fullmatch(item.attempt) is None:
+                continue
             if item.handle["folder"] == str(self._attempt_folder(item.attempt)):  # not another user's or folder's
                 what_by_attempt[item.attempt] = item.what
         return {"owned": sorted(what_by_attempt.items())}, b""

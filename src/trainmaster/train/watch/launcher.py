@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from trainmaster.core.plan import RESUMABLE_EXIT
-from trainmaster.node.owner import find_launcher, is_gone
+from trainmaster.node.owner import GONE, find_launcher, is_gone
 from trainmaster.train.run_log import RunLog, flush_output
 from trainmaster.train.watch.stop import Stop
 
@@ -56,7 +56,8 @@ class LauncherWatch:
 
     def _leave(self) -> None:
         assert self._launcher is not None
-        why = f"the launcher of this rank (process {self._launcher.partition(':')[0]}) is gone"
+        number = "" if self._launcher == GONE else f" (process {self._launcher.partition(':')[0]})"
+        why = f"the launcher of this rank{number} is gone"
         self._run_log.alarm(f"stopping: {why}")
         self._stop.pass_on(why)
         if not self._waits:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from trainmaster.agent import processes
+from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.states import Reason
 
 HERE = 'cd "$(dirname $TRAINMASTER_STOP)"; '
@@ -51,6 +55,31 @@ def test_a_signal_to_the_agent_stops_the_ranks(node: Any, number: int, reason: R
     agent.send_signal(number)
     assert agent.wait() == 75
     assert (node.record().reason, node.record().resumable) == (reason, True)
+
+
+# The agent gets SIGTERM as soon as it has started a rank.
+STOPPED_AFTER_EACH_RANK = """
+import os, signal, sys
+from trainmaster.agent import __main__ as agent, ranks
+start = ranks.Starter._spawn
+def spawn(self, number, more):
+    process = start(self, number, more)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return process
+ranks.Starter._spawn = spawn
+sys.exit(agent.main(sys.argv[1:]))
+"""
+
+
+def test_a_stop_that_comes_between_two_ranks_starts_no_more_of_them(node: Any) -> None:
+    plan = node.shell(HERE + "echo $$ > up-$RANK; exec sleep 600", ranks=3)
+    env = {**node.env, ATTEMPT_VARIABLE: node.marks[plan]}
+    argv = [sys.executable, "-c", STOPPED_AFTER_EACH_RANK, str(plan)]
+    ended = subprocess.run(argv, env=env, check=False, capture_output=True, timeout=60)
+    record = node.record()
+    assert (ended.returncode, record.reason, list(record.exit_codes)) == (1, Reason.PREEMPTED, ["0"])
+    assert not (node.folder / "rank-1.log").exists()
+    assert not processes.living(node.marks[plan])
 
 
 def test_a_rank_that_was_stopped_is_woken_to_save(node: Any) -> None:

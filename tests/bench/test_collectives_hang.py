@@ -74,28 +74,6 @@ def test_one_killed_and_one_stopped_of_four_are_both_named(tmp_path: Path, seed:
     assert json.loads((tmp_path / "bandwidth.json").read_text()) == report
 
 
-def test_ranks_die_with_their_launcher_however_it_ends(tmp_path: Path) -> None:
-    words = ["--processes", "2", "--backend", "gloo", "--max", "64M", "--json", "--out", str(tmp_path)]
-    launcher = subprocess.Popen([sys.executable, "-m", "trainmaster", "bandwidth", *words], stdout=subprocess.DEVNULL)
-    try:
-        here = wait_for_points([tmp_path / "ranks" / f"rank-{rank}.jsonl" for rank in range(2)], 1)
-    finally:
-        launcher.kill()
-        launcher.wait()
-    deadline = time.monotonic() + 30
-    while (left := [pid for pid in (one["pid"] for one in here) if alive(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left
-
-
-def alive(pid: int) -> bool:
-    try:
-        # Nobody may be there to collect it: dead is enough.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.matrix(one_in=2, of="sick ranks in place of real ones")
 @pytest.mark.alone  # healthy ranks answer within 3 s
 def test_a_stopped_rank_alone_is_named_when_the_timeout_is_over(tmp_path: Path) -> None:

@@ -141,6 +141,28 @@ def test_a_standby_is_unavailable_and_its_values_are_not_blamed(postgres: Postgr
     db.close()
 
 
+def test_a_table_that_somebody_holds_on_postgresql_is_not_waited_for_without_end(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_BUSY_MS", 200)
+    db = open_database(postgres.create())
+    with db.write() as holder, ThreadPoolExecutor(1) as other:
+        holder.execute(text("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"))
+
+        def write() -> None:
+            with db.write() as conn:
+                conn.execute(text("DELETE FROM jobs"))
+
+        waiting = other.submit(write)
+        try:
+            with pytest.raises(DBAPIError, match="lock timeout") as refused:
+                waiting.result(timeout=30)
+        finally:
+            holder.rollback()  # or a writer without a limit would be waited for here
+    assert is_unavailable(refused.value)
+    db.close()
+
+
 @pytest.mark.parametrize("replaced", [False, True])
 def test_nothing_is_written_into_a_file_that_is_no_longer_there(sqlite_db: Database, replaced: bool) -> None:
     path = Path(sqlite_db.engine.url.database or "")

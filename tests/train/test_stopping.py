@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def test_all_ranks_save_the_same_step_and_can_go_on(
     assert sorted(again.losses) == list(range(1, last + 3))
 
 
-def test_a_rank_that_waits_for_its_peers_hears_sigterm(programs: ForkServer, tmp_path: Path) -> None:
+@pytest.mark.alone
+def test_a_rank_that_waits_for_its_peers_hears_sigterm_within_a_second(programs: ForkServer, tmp_path: Path) -> None:
     """Torch waits there without running a signal's handler: it went on until its time was over."""
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     with socket.socket() as master, (tmp_path / "log").open("wb") as log:
@@ -65,8 +67,10 @@ def test_a_rank_that_waits_for_its_peers_hears_sigterm(programs: ForkServer, tmp
         rank = programs.start(*words, env=env, out=log.fileno(), err=log.fileno())
         connection, _ = master.accept()  # it asks for the store, and gets no answer
         with connection:
+            asked = time.monotonic()
             rank.send_signal(signal.SIGTERM)
             assert rank.wait(timeout=60) == 75, (tmp_path / "log").read_text()
+            assert time.monotonic() - asked < 1.0
 
 
 def test_a_stop_inside_an_evaluation_saves_and_the_evaluation_is_made_up_for(run_here: RunHere, tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def main() -> int:
 
 def _rank_of(folder: Path) -> int:
     """A rank of the local launcher: its options and its place are in the folder and in the environment."""
+    die_with_variable(PARENT_VARIABLE)  # before torch is loaded, which takes seconds
     from trainmaster.bench.accept import rank
 
-    die_with_variable(PARENT_VARIABLE)
     options = schema.build(Options, json.loads((folder / "options.json").read_text()))
     info = find_info(os.environ)
 

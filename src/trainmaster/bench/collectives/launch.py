@@ -21,6 +21,7 @@ from trainmaster.bench.collectives.progress import ProgressReader
 from trainmaster.bench.collectives.result import Row
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.core import schema
+from trainmaster.node.owner import die_with
 from trainmaster.train.watch.hang_ladder import read_state
 
 PROGRAM = (sys.executable, "-m", "trainmaster.bench.collectives.rank")
@@ -80,6 +81,7 @@ def _start(
         return subprocess.Popen(
             [*program, str(folder)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=own, start_new_session=True,
+            preexec_fn=die_with(os.getpid()),  # noqa: PLW1509 (two system calls; a rank asks late, after torch is loaded)
         )  # fmt: skip
 
 

@@ -8,22 +8,28 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from sqlalchemy.exc import IntegrityError
 
 from sims.timed_target import LINE_BYTES, Place, parse
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.control.tail import GroupCommit
+from trainmaster.control.context import Context
+from trainmaster.control.tail import GroupCommit, Tail
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
-from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.core.states import Reason, Stage, Status, TargetState
+from trainmaster.storage import open_store
 from trainmaster.store import attempts, iterations, leases
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
 from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
+from trainmaster.store.rows import JobRow
+from trainmaster.targets import Submission
 
 SPEC = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 0}})
+CHECKED = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 1}})
 LINES = [
     b'{"phase":"TRAINING","event":"start","data":{"ranks":1}}\n',
     b'{"phase":"TRAINING","event":"epoch_complete","epoch":1,"data":{"avg_loss":2.5}}\n{"phase":"STEP"}\nrubbish\n',
@@ -133,3 +139,63 @@ def test_only_jobs_of_which_nothing_else_is_wanted_are_merely_listened_to(db: Da
         mark_stalled(conn, stalled, at=at)
     assert [row.job_id for row in leases.list_running(db, token)] == [quiet]
     assert leases.list_running(db, str(uuid.uuid4())) == []
+
+
+def test_a_job_that_is_checked_takes_a_step_when_its_checks_have_ended_and_not_at_every_tick(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, steps = Place(parse("run_s=600,event_s=2")), list[Stage | None]()
+    job_id = submitting.submit(db, CHECKED, load=place.load).id
+    handle_stage = reconcile.handle_stage
+
+    async def count(context: Context, job: JobRow) -> bool:
+        steps.append(job.stage)
+        return await handle_stage(context, job)
+
+    monkeypatch.setattr(reconcile, "handle_stage", count)
+
+    async def go() -> None:
+        stop = asyncio.Event()
+        task = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05, load=place.load))
+        async with asyncio.timeout(120):
+            while Stage.RUNNING not in steps:  # noqa: ASYNC110 (rows do not call back)
+                await asyncio.sleep(0.05)
+        stop.set()
+        await task
+
+    asyncio.run(go())
+    # One when it was submitted, one for the end of its checks; at 20 ticks a second more than 40 ticks go by.
+    assert steps.count(Stage.CHECKING) == 2
+    job = find_job(db, job_id)
+    assert job is not None and job.stage is Stage.RUNNING
+
+
+def test_the_end_of_the_checks_is_seen_again_where_the_step_after_it_was_cut_off(db: Database, tmp_path: Path) -> None:
+    job_id, token, at, clock = str(uuid.uuid4()), str(uuid.uuid4()), datetime.now(UTC), [1e9]
+    place = Place(parse("run_s=600,event_s=2"), now=lambda: clock[0])
+    handle = {"attempt": f"{job_id}.1"}
+    with db.write() as conn:
+        insert_job(conn, job_id, CHECKED, at=at)
+        attempt = attempts.insert_attempt(conn, job_id, 1, handle=handle, at=at)
+        advance(conn, job_id, seen=Stage.QUEUED, to=Stage.CHECKING, at=at)
+        attempts.record_poll(conn, attempt, TargetState.RUNNING, at=at)
+        leases.take(conn, token, owner="a test")
+    context = Context(db=db, home=tmp_path, load=place.load, token=token, storage=open_store(tmp_path / "storage"))
+
+    async def visit(tail: Tail) -> tuple[bool, int]:
+        (row,) = leases.list_running(db, token)
+        assert row.stage is Stage.CHECKING
+        return await tail.poll(row), len(list_events(db, job_id))
+
+    async def go() -> None:
+        await place.submit(Submission(handle=handle, files={}, commands=()))
+        tail = Tail(context, tick_s=0.05)
+        assert await visit(tail) == (False, 0)
+        clock[0] += 2.0  # PROJECT start: of no interest to a step
+        assert await visit(tail) == (False, 1)
+        clock[0] += 2.0  # PREFLIGHT end
+        assert await visit(tail) == (True, 2)
+        assert await visit(tail) == (True, 2), "no line is new, and the step was never taken"
+        assert await visit(Tail(context, tick_s=0.05)) == (True, 2), "the same after a kill"
+
+    asyncio.run(go())

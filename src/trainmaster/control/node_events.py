@@ -7,12 +7,18 @@ derived from the first one, results of checks from all of them (store/projection
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import ingest, mark_unreadable
 from trainmaster.core.errors import TargetError, Unreachable
+from trainmaster.core.events import Line
 from trainmaster.core.plan import EVENTS_FILE, node_file
+from trainmaster.core.results import Overall
 from trainmaster.core.spec import zone_of
+from trainmaster.store import events
+from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Handle, HasNodes
 
@@ -54,3 +60,27 @@ async def _ingest_file(
         # The target is there and refuses this file (a folder or a pipe stands in its place): the job goes on.
         await asyncio.to_thread(mark_unreadable, context.db, attempt.id, str(refused), stream=stream)
         return True
+
+
+def has_passed_checks(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
+    """Whether the node has said that its checks let the workload start. Read from the rows: a restart forgets."""
+    if job.spec.preflight.level == 0:
+        return True
+    alive = events.find_event(db, attempt.id, phase="HEARTBEAT", event="alive")
+    if alive is not None and alive.data.get("ranks"):
+        return True  # ranks run; the end of the pre-flight may have been lost with a truncated file
+    row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
+    go: set[Any] = {Overall.PASS, Overall.WARN}
+    if job.spec.preflight.allow_incomplete:
+        go.add(Overall.INCOMPLETE)
+    return row is not None and row.data.get("overall") in go
+
+
+def may_pass_checks(lines: Iterable[Line]) -> bool:
+    """Whether a line is among them that `has_passed_checks` looks for."""
+    told = [line.event for line in lines if line.event is not None]
+    return any(
+        (event.phase, event.event) == ("PREFLIGHT", "end")
+        or ((event.phase, event.event) == ("HEARTBEAT", "alive") and event.data.get("ranks"))
+        for event in told
+    )

@@ -23,14 +23,13 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from trainmaster.control import budget, rented, workdir
 from trainmaster.control.collect import describe_unstored, store_files, store_project
 from trainmaster.control.context import Context
 from trainmaster.control.deadlines import StopRequest, find_stop_request
 from trainmaster.control.inputs import find_pulls
-from trainmaster.control.node_events import ingest_nodes
+from trainmaster.control.node_events import has_passed_checks, ingest_nodes
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.control.queueing import dispatch
 from trainmaster.control.transitions import abandon, end_attempt, end_job, finish_attempt, judge, last_attempt, move
@@ -48,11 +47,10 @@ from trainmaster.core.errors import (
     Unreachable,
     UsageError,
 )
-from trainmaster.core.results import Overall
 from trainmaster.core.states import Reason, Stage, Status, TargetState
-from trainmaster.store import attempts, costs, events, jobs
+from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.capacity import after, devices, machines
-from trainmaster.store.database import Connection, Database
+from trainmaster.store.database import Connection
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import (
     FetchesInputs,
@@ -238,7 +236,8 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         raise Unreachable(poll.note or "the target cannot be asked now")
     await ingest_nodes(context, job, attempt, handle)
     waits = poll.state is TargetState.WAITING
-    go = job.stage is Stage.CHECKING and not waits and await asyncio.to_thread(_checked, context.db, job, attempt)
+    go = job.stage is Stage.CHECKING and not waits
+    go = go and await asyncio.to_thread(has_passed_checks, context.db, job, attempt)
     if not go and not request and await _note_overdue_or_stalled(context, job, attempt):
         return True
     note = request.text if request else _silence(job) or poll.note
@@ -383,24 +382,10 @@ async def _ran_unseen(context: Context, job: JobRow, attempt: AttemptRow, handle
     the same whether we were there or not."""
     with contextlib.suppress(TrainmasterError):  # what cannot be read now is collected later
         await ingest_nodes(context, job, attempt, handle)
-        return await asyncio.to_thread(_checked, context.db, job, attempt)
+        return await asyncio.to_thread(has_passed_checks, context.db, job, attempt)
     return False
 
 
 def _begin(conn: Connection, context: Context, job: JobRow, attempt: AttemptRow) -> bool:
     attempts.mark_started(conn, attempt.id, at=context.now())
     return move(conn, context, job, Stage.RUNNING)
-
-
-def _checked(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
-    """Whether the node has said that its checks let the workload start. Read from the rows: a restart forgets."""
-    if job.spec.preflight.level == 0:
-        return True
-    alive = events.find_event(db, attempt.id, phase="HEARTBEAT", event="alive")
-    if alive is not None and alive.data.get("ranks"):
-        return True  # ranks run; the end of the pre-flight may have been lost with a truncated file
-    row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
-    go: set[Any] = {Overall.PASS, Overall.WARN}
-    if job.spec.preflight.allow_incomplete:
-        go.add(Overall.INCOMPLETE)
-    return row is not None and row.data.get("overall") in go

@@ -1,10 +1,12 @@
-"""Fast path for running jobs: poll, read new events, commit many jobs' lines in one transaction.
+"""Fast path for jobs that are checked or run: poll, read new events, commit many jobs' lines in one transaction.
 
-Most visits to most running jobs find nothing, or a line. A stage handler (rows read, threads, its own commit) costs a
-hundred times what such a visit needs. Whatever else is found (another target state, a message, a deadline, a stall, a
-backlog, another file, an error) is left to the stage handler: `stage_handlers.py` alone decides what becomes of a job.
+Most visits to most of these jobs find nothing, or a line. A stage handler (rows read, threads, its own commit) costs a
+hundred times what such a visit needs. Whatever else is found (another target state, a message, the end of the checks, a
+deadline, a stall, a backlog, another file, an error) is left to the stage handler: `stage_handlers.py` alone decides
+what becomes of a job.
 
-Nothing is remembered that rows do not hold: the spec and the handle of a running attempt do not change.
+Nothing is remembered that rows do not hold: the spec and the handle of an attempt on its node do not change. What is
+known of a job is read again after each of its steps: a step that was cut off leaves nothing unseen.
 """
 
 from __future__ import annotations
@@ -19,12 +21,11 @@ from datetime import tzinfo
 from trainmaster.control import failpoints, quotas
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
-from trainmaster.control.node_events import ingest_nodes
-from trainmaster.control.transitions import last_attempt
+from trainmaster.control.node_events import has_passed_checks, ingest_nodes, may_pass_checks
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
-from trainmaster.core.states import Stage
-from trainmaster.store import events, jobs
+from trainmaster.core.states import Stage, TargetState
+from trainmaster.store import attempts, events, jobs
 from trainmaster.store.capacity import event_quota
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
@@ -35,14 +36,14 @@ from trainmaster.targets import Handle, HasNodes, Target
 
 _MOST_BYTES = 64 << 10  # of one visit; more is a backlog and the stage handler's work
 _GATHER_S = 0.05  # longest wait of lines for those of other jobs
-_QUIET_TICKS = 2  # a job without new lines is visited at every second tick
+_QUIET_TICKS = 2  # a running job without new lines is visited at every second tick
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """Facts that do not change while an attempt runs."""
+    """Facts that do not change between two steps of a job."""
 
     job: JobRow
     attempt: AttemptRow
@@ -54,7 +55,7 @@ class _Known:
 
 
 class Tail:
-    """Visits of one reconciler to its running jobs."""
+    """Visits of one reconciler to its jobs that are checked or run."""
 
     def __init__(self, context: Context, *, tick_s: float) -> None:
         self._context = context
@@ -64,10 +65,10 @@ class Tail:
         self._group_commit = GroupCommit(context.db)
 
     def choose(self, rows: Collection[RunningRow]) -> list[RunningRow]:
-        """The running jobs to visit now; state of attempts that no longer run is dropped."""
-        now, attempts = time.monotonic(), {row.attempt for row in rows}
-        self._known = {attempt: known for attempt, known in self._known.items() if attempt in attempts}
-        self._not_before = {attempt: when for attempt, when in self._not_before.items() if attempt in attempts}
+        """The jobs to visit now; state of attempts that no longer run is dropped."""
+        now, here = time.monotonic(), {row.attempt for row in rows}
+        self._known = {attempt: known for attempt, known in self._known.items() if attempt in here}
+        self._not_before = {attempt: when for attempt, when in self._not_before.items() if attempt in here}
         return [row for row in rows if self._not_before.get(row.attempt, 0.0) <= now]
 
     async def close(self) -> None:
@@ -77,30 +78,45 @@ class Tail:
     async def poll(self, row: RunningRow) -> bool:
         """Ingest new lines of a job. True if it needs its stage handler."""
         try:
-            known = self._known.get(row.attempt) or await self._learn(row)
-            if known is None or await self._needs_handler(known, row):
-                return True
-            return await self._read(known, row) or await self._read_later_nodes(known)
+            needed = await self._visit(row)
         except Exception as error:
             log.debug("job %s: %s", row.job_id, error)
-            return True  # the stage handler meets the same error and handles it
+            needed = True  # the stage handler meets the same error and handles it
+        if needed:
+            self._known.pop(row.attempt, None)
+        return needed
 
-    async def _learn(self, row: RunningRow) -> _Known | None:
-        job = await asyncio.to_thread(jobs.find_job, self._context.db, row.job_id)
-        if job is None or job.stage is not Stage.RUNNING:
-            return None
-        attempt = await last_attempt(self._context, job)
-        if attempt.id != row.attempt or attempt.handle is None:
-            return None
+    async def _visit(self, row: RunningRow) -> bool:
+        known = self._known.get(row.attempt)
+        if known is None or known.job.stage is not row.stage:
+            known = await asyncio.to_thread(self._learn, row)
+            if known is None:
+                return True
+            self._known[row.attempt] = known
+        if await self._needs_handler(known, row):
+            return True
+        return await self._read(known, row) or await self._read_later_nodes(known)
+
+    def _learn(self, row: RunningRow) -> _Known | None:
+        """What the rows hold of a job; None if it needs its stage handler."""
+        db = self._context.db
+        with db.read():
+            job = jobs.find_job(db, row.job_id)
+            if job is None or job.stage is not row.stage:
+                return None
+            attempt = attempts.list_attempts(db, job.id)[-1]
+            if attempt.id != row.attempt or attempt.handle is None:
+                return None
+            waits = attempt.report is TargetState.WAITING
+            if job.stage is Stage.CHECKING and not waits and has_passed_checks(db, job, attempt):
+                return None
+            kept = event_quota.count_kept(db, attempt.id)
         target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
         later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
-        kept = await asyncio.to_thread(event_quota.count_kept, self._context.db, attempt.id)
-        known = _Known(
+        return _Known(
             job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later,
             room=quotas.read_events_limit() - kept + row.kept,
         )  # fmt: skip
-        self._known[row.attempt] = known
-        return known
 
     async def _needs_handler(self, known: _Known, row: RunningRow) -> bool:
         poll = await self._context.call("poll", known.target.poll(known.handle))
@@ -127,15 +143,17 @@ class Tail:
             return True  # more than one transaction
         if row.kept + sum(map(event_quota.weigh, lines)) > known.room:
             return True  # over the quota, or nearly
-        if not lines:
+        checked = row.stage is Stage.CHECKING
+        if not lines and not checked:
             self._not_before[row.attempt] = time.monotonic() + self._quiet_s
+        if not lines:
             return False
         self._not_before.pop(row.attempt, None)
         end = lines[-1].offset + lines[-1].length
         tail = tail_of(tail, got[: end - row.offset])
         chunk = Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside, tail=tail)
-        await self._group_commit.append(chunk)
-        return False
+        stored = await self._group_commit.append(chunk)
+        return checked and (not stored or may_pass_checks(lines))
 
     async def _read_later_nodes(self, known: _Known) -> bool:
         """Ingest new lines of the second and later nodes. True if a stage handler has to."""

@@ -91,9 +91,10 @@ def list_unwanted(db: Database, token: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningRow:
-    """A job that runs, its attempt, and how far its events are kept."""
+    """A job whose attempt is on its node, the attempt, and how far its events are kept."""
 
     job_id: str
+    stage: Stage
     attempt: str
     report: TargetState | None
     message: str
@@ -106,16 +107,16 @@ class RunningRow:
 
 
 def list_running(db: Database, token: str) -> list[RunningRow]:
-    """Running jobs of this token without a stop request and without a failed last tick."""
+    """Jobs of this token that are checked or run, without a stop request and without a failed last tick."""
     j, a, s = t.jobs.c, t.attempts.c, t.streams.c
     query = (
-        select(j.id, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail, s.kept)
+        select(j.id, j.stage, a.id, a.report, j.message, j.heard_at, s.offset, s.inside, s.base, s.tail, s.kept)
         .select_from(t.jobs)
         .join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
         .outerjoin(t.streams, (s.attempt == a.id) & (s.stream == EVENTS_FILE))
         .where(
             j.stage.is_not(None),  # said first: SQLite then walks the open jobs alone
-            j.stage == Stage.RUNNING.value,
+            j.stage.in_((Stage.CHECKING.value, Stage.RUNNING.value)),
             j.lease_token == token,
             j.cancel_requested.is_(False),
             j.stalled_at.is_(None),
@@ -129,11 +130,11 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
         rows = conn.execute(query).all()
     return [
         RunningRow(
-            job_id=job, attempt=attempt, report=TargetState(report) if report is not None else None, message=message,
-            heard_at=heard, offset=offset or 0, inside=bool(inside), base=base or 0,
-            tail=bytes.fromhex(tail) if tail is not None else None, kept=kept or 0,
+            job_id=job, stage=Stage(stage), attempt=attempt, message=message, heard_at=heard,
+            report=TargetState(report) if report is not None else None, offset=offset or 0, inside=bool(inside),
+            base=base or 0, tail=bytes.fromhex(tail) if tail is not None else None, kept=kept or 0,
         )
-        for job, attempt, report, message, heard, offset, inside, base, tail, kept in rows
+        for job, stage, attempt, report, message, heard, offset, inside, base, tail, kept in rows
     ]  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from trainmaster.store import attempts, iterations, leases
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
 from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Submission
 
 SPEC = parse_spec({"name": "many", "target": "sim", "command": ["true"], "preflight": {"level": 0}})
@@ -148,17 +148,21 @@ def test_a_job_that_is_checked_takes_a_step_when_its_checks_have_ended_and_not_a
     job_id = submitting.submit(db, CHECKED, load=place.load).id
     handle_stage = reconcile.handle_stage
 
-    async def count(context: Context, job: JobRow) -> bool:
+    async def count(context: Context, job: JobRow, attempt: AttemptRow | None) -> bool:
         steps.append(job.stage)
-        return await handle_stage(context, job)
+        return await handle_stage(context, job, attempt)
 
     monkeypatch.setattr(reconcile, "handle_stage", count)
+
+    def is_running() -> bool:
+        job = find_job(db, job_id)
+        return job is not None and job.stage is Stage.RUNNING
 
     async def go() -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05, load=place.load))
         async with asyncio.timeout(120):
-            while Stage.RUNNING not in steps:  # noqa: ASYNC110 (rows do not call back)
+            while not await asyncio.to_thread(is_running):  # noqa: ASYNC110 (rows do not call back)
                 await asyncio.sleep(0.05)
         stop.set()
         await task
@@ -166,8 +170,6 @@ def test_a_job_that_is_checked_takes_a_step_when_its_checks_have_ended_and_not_a
     asyncio.run(go())
     # One when it was submitted, one for the end of its checks; at 20 ticks a second more than 40 ticks go by.
     assert steps.count(Stage.CHECKING) == 2
-    job = find_job(db, job_id)
-    assert job is not None and job.stage is Stage.RUNNING
 
 
 def test_the_end_of_the_checks_is_seen_again_where_the_step_after_it_was_cut_off(db: Database, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainmaster.control import failpoints
+from trainmaster.control.commits import Commits
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
@@ -84,6 +85,7 @@ class Context:
     drained: set[str] = field(default_factory=set)  # places of that queue where nothing starts
     bookings: dict[str, tuple[int, Assigned]] = field(default_factory=dict)  # job → number of the attempt, devices
     rules: Rules = field(default_factory=Rules)  # of that queue
+    commits: Commits = field(default_factory=Commits)
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
         """Ask or tell a target, for so long as it may take."""
@@ -102,16 +104,12 @@ class Context:
     async def apply(self, job_id: str, change: Callable[[Connection], T], *, what: str) -> T:
         """Write for a job, in one transaction that holds only if the job is still ours. `what` names it for drills."""
 
-        def commit() -> T:
-            failpoints.before(f"commit {what}")
-            with self.db.write() as conn:
-                if not leases.holds(conn, job_id, self.token):
-                    raise LeaseLost(job_id)
-                changed = change(conn)
-            failpoints.after(f"commit {what}")
-            return changed
+        def change_if_held(conn: Connection) -> T:
+            if not leases.holds(conn, job_id, self.token):
+                raise LeaseLost(job_id)
+            return change(conn)
 
-        return await asyncio.to_thread(commit)
+        return await self.commits.write(self.db, change_if_held, what=what)
 
     def plan(self, job: JobRow, number: int) -> Submission:
         folder = self.home / "jobs" / job.id

@@ -32,12 +32,13 @@ from trainmaster.control.tail import Tail
 from trainmaster.control.transitions import end_overdue
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Rules
 from trainmaster.storage import Store, open_store
-from trainmaster.store import jobs, leases
+from trainmaster.store import attempts, jobs, leases
 from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Target
 
 STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
@@ -157,6 +158,7 @@ async def _loop(
         await asyncio.gather(*working.values(), return_exceptions=True)
         await dispatcher.close()
         await tail.close()
+        await context.commits.close()
 
 
 def _take_leases(
@@ -238,13 +240,17 @@ async def _work(
     """Steps of one job until it has nothing more to do now. Never raises."""
     async with slots:
         job: JobRow | None = None
+        seen: Stage | None = None
         begun[job_id] = time.monotonic()
         try:
             while True:
-                job = await asyncio.to_thread(jobs.find_job, context.db, job_id)
-                if job is None or job.stage is None or not await handle_stage(context, job):
+                job, attempt = await asyncio.to_thread(_find, context.db, job_id)
+                if job is None or job.stage is None or (seen, job.stage) == (Stage.CHECKING, Stage.RUNNING):
+                    break  # of a job that has just begun nothing is wanted before the next tick
+                if not await handle_stage(context, job, attempt):
                     break
-                log.info("job %s left %s", job_id, job.stage)
+                seen = job.stage
+                log.info("job %s left %s", job_id, seen)
             if job is not None and job.stage is not None and job.tries:
                 message = job.message
                 await context.apply(
@@ -263,6 +269,14 @@ async def _work(
                 await _rest(context, job, error, tick_s=tick_s)
         finally:
             begun.pop(job_id, None)
+
+
+def _find(db: Database, job_id: str) -> tuple[JobRow | None, AttemptRow | None]:
+    """A job, and its last attempt where it has one."""
+    with db.read():
+        job = jobs.find_job(db, job_id)
+        tried = attempts.list_attempts(db, job_id) if job is not None and job.attempts else []
+        return job, tried[-1] if tried else None
 
 
 async def _rest(context: Context, job: JobRow, error: Exception, *, tick_s: float) -> None:

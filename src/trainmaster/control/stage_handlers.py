@@ -48,6 +48,7 @@ from trainmaster.core.errors import (
     UsageError,
 )
 from trainmaster.core.states import Reason, Stage, Status, TargetState
+from trainmaster.core.workdir import find_digest
 from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.capacity import after, devices, machines
 from trainmaster.store.database import Connection
@@ -67,12 +68,15 @@ from trainmaster.targets import (
 _SALVAGE_TRIES = 3  # of reading what an attempt left on rented machines, before they are returned anyway
 
 
-async def handle_stage(context: Context, job: JobRow) -> bool:
-    """One step for a job that is not final. True if it moved, and may have more to do at once."""
+async def handle_stage(context: Context, job: JobRow, attempt: AttemptRow | None = None) -> bool:
+    """One step for a job that is not final. True if it moved, and may have more to do at once.
+
+    `attempt` is its last one; not given: it is read.
+    """
     assert job.stage is not None, "a final job has no next step"
     if job.stage is Stage.QUEUED:
         return await _queue(context, job)
-    attempt = await last_attempt(context, job)
+    attempt = attempt or await last_attempt(context, job)
     assert attempt.handle is not None, "the handle is committed with the attempt"
     return await _HANDLERS[job.stage](context, job, attempt, attempt.handle)
 
@@ -186,8 +190,9 @@ async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     unsent = attempt.id in context.unsent
     context.unsent.discard(attempt.id)
     try:
-        folder = context.home / "jobs" / job.id
-        await asyncio.to_thread(workdir.unpack, context.db, context.storage, job, folder)
+        if find_digest(job.spec.workdir) is not None:
+            folder = context.home / "jobs" / job.id
+            await asyncio.to_thread(workdir.unpack, context.db, context.storage, job, folder)
         planned = replace(context.plan(job, attempt.number), handle=handle)
         target = context.load(job.target)
         if isinstance(target, FetchesInputs):

@@ -48,6 +48,11 @@ class Database:
         self._line = None if postgresql else threading.Lock()
         self._file: tuple[int, int] | None = None  # device and inode of SQLite's file
 
+    @property
+    def has_one_writer(self) -> bool:
+        """Whether writers wait for each other whatever they change, as in SQLite."""
+        return self._line is not None
+
     def pin_file(self) -> None:
         """From now on the file has to be this one. Called once its schema is there; nothing to do on PostgreSQL."""
         if self._line is not None:

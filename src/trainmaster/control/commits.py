@@ -1,0 +1,98 @@
+"""Group commit: changes that wait for SQLite's one writer share a transaction, each with a savepoint of its own.
+
+A commit is one fsync and, here, a connection, a thread and two waits; starting a job takes six of them. Nobody waits
+for others to come: what arrives while one transaction is committed makes the next. A change that raises is taken back
+alone. Where the database is away, is full or cannot commit, all of them fail, as each would have by itself.
+
+On PostgreSQL each change has its own transaction: several in one would hold the rows of many jobs, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from trainmaster.control import failpoints
+from trainmaster.store.database import Connection, Database, is_unavailable
+
+T = TypeVar("T")
+_MOST = 50  # changes in one transaction: other writers wait for it
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    change: Callable[[Connection], Any]
+    what: str
+    done: asyncio.Future[Any]
+
+
+class Commits:
+    """Writes of one reconciler."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def write(self, db: Database, change: Callable[[Connection], T], *, what: str) -> T:
+        """Return what the change returns once it is committed; raise what it raises. `what` names it for drills."""
+        if not db.has_one_writer:
+            return await asyncio.to_thread(_commit_one, db, change, what)
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(change, what, done))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work(db), name="commits")
+        return await done
+
+    async def close(self) -> None:
+        """Wait for what is being committed."""
+        if self._task is not None and not self._task.done():
+            await self._task
+
+    async def _work(self, db: Database) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                try:
+                    results = await asyncio.to_thread(_commit, db, [(each.change, each.what) for each in batch])
+                except Exception as error:
+                    results = [error] * len(batch)
+                for each, result in zip(batch, results, strict=True):
+                    if each.done.done():
+                        continue  # its job's task was cut off meanwhile
+                    if isinstance(result, Exception):
+                        each.done.set_exception(result)
+                    else:
+                        each.done.set_result(result)
+        finally:  # where this task itself is cut off, nobody else commits these
+            for each in self._waiting:
+                each.done.cancel()
+            self._waiting = []
+
+
+def _commit_one(db: Database, change: Callable[[Connection], T], what: str) -> T:
+    with failpoints.around(f"commit {what}"), db.write() as conn:
+        return change(conn)
+
+
+def _commit(db: Database, changes: list[tuple[Callable[[Connection], Any], str]]) -> list[Any]:
+    """What each change returned, or the error for which it was taken back. Raises where nothing was committed."""
+    if len(changes) == 1:
+        return [_commit_one(db, *changes[0])]
+    for _, what in changes:
+        failpoints.before(f"commit {what}")
+    results: list[Any] = []
+    with db.write() as conn:
+        for change, _ in changes:
+            try:
+                with conn.begin_nested():
+                    results.append(change(conn))
+            except Exception as error:
+                if is_unavailable(error):
+                    raise
+                results.append(error)
+    for (_, what), result in zip(changes, results, strict=True):
+        if not isinstance(result, Exception):
+            failpoints.after(f"commit {what}")
+    return results

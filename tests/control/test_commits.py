@@ -1,0 +1,92 @@
+"""Changes that share a transaction: each is kept or taken back by itself, all before anybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
+
+from trainmaster.control.commits import Commits
+from trainmaster.core.errors import StoreError
+from trainmaster.core.spec import parse_spec
+from trainmaster.store.database import Connection, Database
+from trainmaster.store.jobs import find_job, insert_job, list_ids
+
+SPEC = parse_spec({"name": "a", "command": ["true"]})
+
+
+def insert(job_id: str, *, wait: threading.Event | None = None) -> Callable[[Connection], str]:
+    def change(conn: Connection) -> str:
+        insert_job(conn, job_id, SPEC, at=datetime.now(UTC))
+        if wait is not None:
+            assert wait.wait(60)
+        return job_id
+
+    return change
+
+
+async def write_behind(
+    commits: Commits, db: Database, changes: Sequence[Callable[[Connection], object]]
+) -> list[object]:
+    """All changes at once, behind one that is being committed: they come together."""
+    go = threading.Event()
+    first = asyncio.create_task(commits.write(db, insert("first", wait=go), what="first"))
+    await asyncio.sleep(0)
+    later = [asyncio.create_task(commits.write(db, change, what="later")) for change in changes]
+    await asyncio.sleep(0)
+    go.set()
+    return await asyncio.gather(first, *later, return_exceptions=True)
+
+
+def test_what_waits_for_the_writer_is_committed_together_and_each_gets_its_own_answer(db: Database) -> None:
+    commits, names, begun = Commits(), [str(uuid.uuid4()) for _ in range(20)], list[object]()
+    event.listen(db.engine, "begin", begun.append)
+    assert asyncio.run(write_behind(commits, db, [insert(name) for name in names])) == ["first", *names]
+    assert set(list_ids(db)) == {"first", *names}
+    assert len(begun) == 3, "the first, the others, and the list of ids"
+
+
+def test_a_change_that_raises_is_taken_back_alone(db: Database) -> None:
+    def refuse(conn: Connection) -> None:
+        insert_job(conn, "refused", SPEC, at=datetime.now(UTC))
+        raise LookupError("no")
+
+    changes = [insert("one"), refuse, insert("one"), insert("two")]
+    first, one, refused, taken, two = asyncio.run(write_behind(Commits(), db, changes))
+    assert (first, one, two) == ("first", "one", "two")
+    assert isinstance(refused, LookupError) and isinstance(taken, IntegrityError)
+    assert set(list_ids(db)) == {"first", "one", "two"}
+
+
+def test_where_the_database_is_away_nothing_of_the_transaction_is_kept(db: Database) -> None:
+    def lose(_conn: Connection) -> None:
+        raise StoreError("the database is locked")
+
+    first, one, lost = asyncio.run(write_behind(Commits(), db, [insert("one"), lose]))
+    assert first == "first" and isinstance(lost, StoreError)
+    assert isinstance(one, StoreError) and find_job(db, "one") is None
+
+
+def test_a_task_that_is_cut_off_does_not_keep_others_from_their_answer(db: Database) -> None:
+    async def go() -> str:
+        commits, wait = Commits(), threading.Event()
+        cut = asyncio.create_task(commits.write(db, insert("cut", wait=wait), what="cut"))
+        await asyncio.sleep(0.05)
+        other = asyncio.create_task(commits.write(db, insert("other"), what="other"))
+        await asyncio.sleep(0)
+        cut.cancel()
+        wait.set()
+        answer = await other
+        await commits.close()
+        with pytest.raises(asyncio.CancelledError):
+            await cut
+        return answer
+
+    assert asyncio.run(go()) == "other"
+    assert set(list_ids(db)) == {"cut", "other"}

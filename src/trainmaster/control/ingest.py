@@ -23,6 +23,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import tzinfo
+from functools import partial
 
 from trainmaster.control import failpoints, quotas
 from trainmaster.core.events import Line, split
@@ -39,6 +40,7 @@ LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longe
 PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not delay its other work
 _SKIP_WEIGHT = 8  # bytes inside a line that is too long, for each that counts towards PASS_LIMIT
 TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
+_FEW_BYTES = 1 << 12  # cut at once: a thread takes longer to ask than they do
 TAIL_BYTES = 64  # before the offset, compared at every read
 
 _FAULT_CHARACTERS = 500
@@ -68,12 +70,12 @@ async def ingest(
     `last`: no process writes to the stream any more; the half line at its end is stored too. `kept_limit`: bytes that
     the events of the job may take; not given: as the environment says.
     """
-    seen = await asyncio.to_thread(events.find_stream, db, attempt, stream)
+    seen, kept_before = await asyncio.to_thread(_find_stream, db, attempt, stream)
     start, inside, base, tail = seen.offset, seen.inside, seen.base, seen.tail
     held = b""  # bytes behind `start` that are not yet a whole line
     taken, replaced, size = 0, False, TransactionSize()
     kept_limit = quotas.read_events_limit() if kept_limit is None else kept_limit
-    room = kept_limit - await asyncio.to_thread(event_quota.count_kept, db, attempt)
+    room = kept_limit - kept_before
     while taken < PASS_LIMIT:
         # Never more than the limit in hand: a line is then too long or not, whatever sizes the reads have.
         limit = min(line_limit if inside else chunk, line_limit - len(held))
@@ -92,9 +94,9 @@ async def ingest(
         taken += len(got) // _SKIP_WEIGHT if inside or room <= 0 else len(got)
         held += got
         if room > 0:
-            lines, inside = await asyncio.to_thread(
-                cut, held, offset=start, zone=zone, inside=inside, last=last and not got, line_limit=line_limit
-            )
+            end_here = last and not got
+            rest = partial(cut, held, offset=start, zone=zone, inside=inside, last=end_here, line_limit=line_limit)
+            lines, inside = rest() if len(held) < _FEW_BYTES else await asyncio.to_thread(rest)
             kept, room = _fit(lines, room)
             if kept:
                 if not await asyncio.to_thread(_store, db, seen, kept, held, inside=inside, tail=tail, size=size):
@@ -109,6 +111,12 @@ async def ingest(
         if not got:
             return True
     return False
+
+
+def _find_stream(db: Database, attempt: str, stream: str) -> tuple[StreamRow, int]:
+    """How far a stream has been read, and what the events of its job take."""
+    with db.read():
+        return events.find_stream(db, attempt, stream), event_quota.count_kept(db, attempt)
 
 
 def _fit(lines: Sequence[Line], room: float) -> tuple[Sequence[Line], float]:

@@ -66,10 +66,11 @@ def has_passed_checks(db: Database, job: JobRow, attempt: AttemptRow) -> bool:
     """Whether the node has said that its checks let the workload start. Read from the rows: a restart forgets."""
     if job.spec.preflight.level == 0:
         return True
-    alive = events.find_event(db, attempt.id, phase="HEARTBEAT", event="alive")
+    with db.read():
+        alive = events.find_event(db, attempt.id, phase="HEARTBEAT", event="alive")
+        row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
     if alive is not None and alive.data.get("ranks"):
         return True  # ranks run; the end of the pre-flight may have been lost with a truncated file
-    row = events.find_event(db, attempt.id, phase="PREFLIGHT", event="end")
     go: set[Any] = {Overall.PASS, Overall.WARN}
     if job.spec.preflight.allow_incomplete:
         go.add(Overall.INCOMPLETE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from trainmaster.store import tables as t
 from trainmaster.store.columns import upsert
@@ -31,9 +31,11 @@ def insert_artifact(
 
 def list_artifacts(db: Database, job_id: str) -> list[ArtifactRow]:
     """What is kept of a job, by path."""
-    query = select(t.artifacts).where(t.artifacts.c.job_id == job_id).order_by(t.artifacts.c.path)
     with db.read() as conn:
-        return [ArtifactRow(**row) for row in conn.execute(query).mappings()]
+        return [ArtifactRow(**row) for row in conn.execute(_OF_JOB, {"job": job_id}).mappings()]
+
+
+_OF_JOB = select(t.artifacts).where(t.artifacts.c.job_id == bindparam("job")).order_by(t.artifacts.c.path)
 
 
 def find_artifact(db: Database, job_id: str, path: str) -> ArtifactRow | None:

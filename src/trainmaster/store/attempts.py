@@ -25,33 +25,36 @@ def insert_attempt(conn: Connection, job_id: str, number: int, *, handle: Any, a
     Two reconcilers that both take the same number meet at the key: one of the transactions is refused whole.
     """
     attempt = f"{job_id}.{number}"
-    conn.execute(
-        insert(t.attempts).values(
-            id=attempt, job_id=job_id, number=number, handle=to_plain(handle), message="", created_at=at
-        )
-    )
-    conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(attempts=number))
+    row = {"id": attempt, "job_id": job_id, "number": number, "handle": to_plain(handle), "message": ""}
+    conn.execute(_INSERT, {**row, "created_at": at})
+    conn.execute(_COUNT, {"job": job_id, "number": number})
     return attempt
+
+
+_INSERT = insert(t.attempts)
+_COUNT = update(t.jobs).where(t.jobs.c.id == bindparam("job")).values(attempts=bindparam("number"))
+_THIS = update(t.attempts).where(t.attempts.c.id == bindparam("attempt"))
+_SET_HANDLE = _THIS.values(handle=bindparam("new"))
+_START = _THIS.values(started_at=func.coalesce(t.attempts.c.started_at, bindparam("at", type_=UtcTime())))
+_REPORT = _THIS.where(t.attempts.c.ended_at.is_(None)).values(report=bindparam("new"))
+_REPORT_RUNNING = _REPORT.values(started_at=func.coalesce(t.attempts.c.started_at, bindparam("at", type_=UtcTime())))
 
 
 def set_handle(conn: Connection, attempt: str, handle: Any) -> None:
     """What the target gave to find the attempt again."""
-    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(handle=to_plain(handle)))
+    conn.execute(_SET_HANDLE, {"attempt": attempt, "new": to_plain(handle)})
 
 
 def record_poll(conn: Connection, attempt: str, report: TargetState, *, at: datetime) -> None:
     """The last thing the target said of an attempt that is not over."""
     assert not report.over and report is not TargetState.UNKNOWN, f"{report} is not to be recorded here"
-    values: dict[str, Any] = {"report": report.value}
-    if report is TargetState.RUNNING:
-        values["started_at"] = func.coalesce(t.attempts.c.started_at, literal(at, UtcTime()))
-    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt, t.attempts.c.ended_at.is_(None)).values(values))
+    change = _REPORT_RUNNING if report is TargetState.RUNNING else _REPORT
+    conn.execute(change, {"attempt": attempt, "new": report.value, "at": at})
 
 
 def mark_started(conn: Connection, attempt: str, *, at: datetime) -> None:
     """The workload of the attempt has begun, now or before."""
-    first = func.coalesce(t.attempts.c.started_at, literal(at, UtcTime()))
-    conn.execute(update(t.attempts).where(t.attempts.c.id == attempt).values(started_at=first))
+    conn.execute(_START, {"attempt": attempt, "at": at})
 
 
 def request_stop(conn: Connection, attempt: str, *, reason: Reason, message: str, at: datetime) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -75,6 +76,7 @@ def word(kind: Any, value: str | None) -> Any:
     return kind(value) if value is not None else None
 
 
+@functools.lru_cache(maxsize=256)  # each is asked again and again, and takes longer to build than to run
 def upsert(
     dialect: str,
     table: Table,

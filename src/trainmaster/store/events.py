@@ -94,9 +94,12 @@ _UNREAD = {"offset": 0, "inside": False, "base": 0, "kept": 0}
 
 
 def _offsets(conn: Connection, attempts: Sequence[str]) -> dict[tuple[str, str], int]:
-    s = t.streams.c
-    query = select(s.attempt, s.stream, s.offset).where(s.attempt.in_(attempts)).order_by(s.attempt, s.stream)
-    return {(row.attempt, row.stream): row.offset for row in conn.execute(query.with_for_update())}
+    return {(row.attempt, row.stream): row.offset for row in conn.execute(_OFFSETS, {"attempts": attempts})}
+
+
+_S = t.streams.c
+_NAMED = select(_S.attempt, _S.stream, _S.offset).where(_S.attempt.in_(bindparam("attempts", expanding=True)))
+_OFFSETS = _NAMED.order_by(_S.attempt, _S.stream).with_for_update()
 
 
 _STREAM = (t.streams.c.attempt == bindparam("of_attempt"), t.streams.c.stream == bindparam("of_stream"))
@@ -111,6 +114,7 @@ _MOVE = (
         kept=t.streams.c.kept + bindparam("more"),
     )
 )
+_FIND_STREAM = select(t.streams).where(*_STREAM)
 _REBASE = update(t.streams).where(*_STREAM).values(base=bindparam("start"))
 _HEAR = update(t.jobs).where(t.jobs.c.id == bindparam("key")).values(heard_at=bindparam("at"), stalled_at=None)
 _HEAR_ATTEMPT = (
@@ -227,9 +231,8 @@ def _text_of(line: Line) -> str:
 
 def find_stream(db: Database, attempt: str, stream: str) -> StreamRow:
     """How far a stream has been read; from its start where it never was."""
-    query = select(t.streams).where(t.streams.c.attempt == attempt, t.streams.c.stream == stream)
     with db.read() as conn:
-        row = conn.execute(query).mappings().first()
+        row = conn.execute(_FIND_STREAM, {"of_attempt": attempt, "of_stream": stream}).mappings().first()
     if row is None:
         return StreamRow(attempt=attempt, stream=stream, offset=0, inside=False)
     return StreamRow(**{**row, "tail": read_tail(row["tail"])})
@@ -332,11 +335,14 @@ def scan_events(
 
 def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> Event | None:
     """The last such event of an attempt."""
-    c = t.events.c
-    query = select(t.events).where(c.attempt == attempt, c.stream == stream, c.phase == phase, c.event == event)
+    asked = {"attempt": attempt, "stream": stream, "phase": phase, "event": event}
     with db.read() as conn:
-        row = conn.execute(query.order_by(c.offset.desc()).limit(1)).mappings().first()
+        row = conn.execute(_LAST_OF, asked).mappings().first()
     return _event(row) if row is not None else None
+
+
+_OF = (t.events.c[name] == bindparam(name) for name in ("attempt", "stream", "phase", "event"))
+_LAST_OF = select(t.events).where(*_OF).order_by(t.events.c.offset.desc()).limit(1)
 
 
 def measure_recovery_s(db: Database, lost: str, later: str, *, stream: str = EVENTS_FILE) -> float | None:
@@ -424,17 +430,11 @@ def _row(attempt: str, stream: str, line: Line, *, time: Any) -> tuple[Any, ...]
 
 
 _NOTHING = (None,) * 8
-
-
 _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
 
 
 _SQLITE = f"INSERT INTO events ({_NAMES}) VALUES ({', '.join('?' for _ in _COLUMNS)})"  # noqa: S608 (our own names)
-
-
 _HOLDERS = ", ".join("%s::jsonb" if name in ("data", "extra") else "%s" for name in _COLUMNS)
-
-
 _POSTGRESQL = f"INSERT INTO events ({_NAMES}) VALUES ({_HOLDERS})"  # noqa: S608 (our own names)
 
 

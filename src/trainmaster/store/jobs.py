@@ -26,7 +26,6 @@ from sqlalchemy import (
     case,
     func,
     insert,
-    literal,
     or_,
     select,
     type_coerce,
@@ -38,7 +37,7 @@ from trainmaster.core.schema import build, to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
-from trainmaster.store.columns import UtcTime, word
+from trainmaster.store.columns import word
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow, TransitionRow
 
@@ -124,17 +123,10 @@ def advance(
     """Move a job on from the stage we saw; False if another worker moved it first. It may be told to rest there."""
     assert may_move(seen, to), f"a job may not go from {seen} to {to}"
     plain = status_in(to)
-    values: dict[str, Any] = {
-        "stage": to.value,
-        "status": case((t.jobs.c.cancel_requested, Status.CANCELLING.value), else_=plain.value),
-        "reason": reason and reason.value,
-        "message": message,
-        "stage_since": at,
-        "tries": 0,
-        "rest_until": rest_until,
-    }
+    values: dict[str, Any] = {"stage": to.value, "status": plain.value, "reason": reason and reason.value}
+    values |= {"message": message, "stage_since": at, "tries": 0, "rest_until": rest_until}
     if plain is Status.RUNNING:
-        values["started_at"] = func.coalesce(t.jobs.c.started_at, literal(at, UtcTime()))
+        values["started_at"] = at
     return _move(conn, job_id, seen=seen, to=to, at=at, reason=reason, message=message, values=values)
 
 
@@ -151,13 +143,8 @@ def finish(
     """End a job. Only from RELEASING, where everything was given back, or from QUEUED, where nothing was taken."""
     assert status.final, f"{status} does not end a job"
     assert seen in (Stage.QUEUED, Stage.RELEASING), f"a job may not end in {seen}: something may still be held for it"
-    values = {
-        "stage": None,
-        "status": status.value,
-        "reason": reason and reason.value,
-        "message": message,
-        "ended_at": at,
-    }
+    values: dict[str, Any] = {"stage": None, "status": status.value, "reason": reason and reason.value}
+    values |= {"message": message, "ended_at": at}
     return _move(conn, job_id, seen=seen, to=None, at=at, reason=reason, message=message, values=values)
 
 
@@ -188,20 +175,20 @@ def request_cancel(conn: Connection, job_id: str, *, at: datetime) -> bool:
 
 def set_message(conn: Connection, job_id: str, message: str) -> None:
     """What a user should know of a job that does not move. A final job keeps its last word."""
-    conn.execute(
-        update(t.jobs)
-        .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None), t.jobs.c.message != message)
-        .values(message=message)
-    )
+    conn.execute(_SET_MESSAGE, {"job": job_id, "text": message})
+
+
+_SET_MESSAGE = (
+    update(t.jobs)
+    .where(t.jobs.c.id == bindparam("job"), t.jobs.c.stage.is_not(None), t.jobs.c.message != bindparam("text"))
+    .values(message=bindparam("text"))
+)
 
 
 def set_backoff(conn: Connection, job_id: str, *, until: datetime | None, tries: int, message: str) -> None:
     """A step failed and is to be tried again then; or, with no time, it went well again. A restart remembers."""
-    conn.execute(
-        update(t.jobs)
-        .where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None))
-        .values(rest_until=until, tries=tries, message=message)
-    )
+    row = update(t.jobs).where(t.jobs.c.id == job_id, t.jobs.c.stage.is_not(None))
+    conn.execute(row.values(rest_until=until, tries=tries, message=message))
 
 
 def mark_stalled(conn: Connection, job_id: str, *, at: datetime) -> bool:
@@ -378,12 +365,28 @@ def _move(
     message: str,
     values: dict[str, Any],
 ) -> bool:
-    moved = conn.execute(update(t.jobs).where(t.jobs.c.id == job_id, t.jobs.c.stage == seen.value).values(values))
-    if moved.rowcount != 1:
+    names = {f"new_{name}": value for name, value in values.items()}
+    moved = conn.execute(_change(tuple(values)), {"job": job_id, "seen": seen.value, **names}).first()
+    if moved is None:
         return False
-    status = conn.execute(select(t.jobs.c.status).where(t.jobs.c.id == job_id)).scalar_one()
-    _remember(conn, job_id, at=at, seen=seen, to=to, status=status, reason=reason, message=message)
+    _remember(conn, job_id, at=at, seen=seen, to=to, status=moved.status, reason=reason, message=message)
     return True
+
+
+@functools.cache
+def _change(names: tuple[str, ...]) -> Any:
+    """Set these columns of a job that is still in the stage that was seen; gives its status back.
+
+    A job that is to be cancelled stays `cancelling` until it is final, and `started_at` is when it first ran.
+    """
+    j = t.jobs.c
+    values: dict[str, Any] = {name: bindparam(f"new_{name}", type_=j[name].type) for name in names}
+    if "ended_at" not in names:
+        values["status"] = case((j.cancel_requested, Status.CANCELLING.value), else_=values["status"])
+    if "started_at" in names:
+        values["started_at"] = func.coalesce(j.started_at, values["started_at"])
+    change = update(t.jobs).where(j.id == bindparam("job"), j.stage == bindparam("seen"))
+    return change.values(values).returning(j.status)
 
 
 def _remember(
@@ -397,17 +400,12 @@ def _remember(
     reason: Reason | None = None,
     message: str = "",
 ) -> None:
-    conn.execute(
-        insert(t.transitions).values(
-            job_id=job_id,
-            at=at,
-            stage_from=seen and seen.value,
-            stage_to=to and to.value,
-            status=status,
-            reason=reason and reason.value,
-            message=message,
-        )
-    )
+    stages = {"stage_from": seen and seen.value, "stage_to": to and to.value}
+    row = {"job_id": job_id, "at": at, "status": status, "reason": reason and reason.value, "message": message}
+    conn.execute(_INSERT_TRANSITION, {**stages, **row})
+
+
+_INSERT_TRANSITION = insert(t.transitions)
 
 
 def filter_jobs(

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select, true, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, or_, select, true, update
 
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage, TargetState
@@ -62,8 +62,10 @@ def drop(conn: Connection, token: str) -> None:
 
 def holds(conn: Connection, job_id: str, token: str) -> bool:
     """Whether this token may write for the job, for as long as this transaction lasts."""
-    query = select(_JOBS.id).where(_JOBS.id == job_id, _JOBS.lease_token == token).with_for_update()
-    return conn.execute(query).first() is not None
+    return conn.execute(_HOLDS, {"job": job_id, "token": token}).first() is not None
+
+
+_HOLDS = select(_JOBS.id).where(_JOBS.id == bindparam("job"), _JOBS.lease_token == bindparam("token")).with_for_update()
 
 
 def list_due(db: Database, token: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 
 from trainmaster.core.events import Line
 from trainmaster.store import tables as t
@@ -19,11 +19,14 @@ def weigh(line: Line) -> int:
 
 def count_kept(db: Database, attempt: str) -> int:
     """Bytes that the lines of all streams take of the job whose attempt this is."""
-    s, a = t.streams.c, t.attempts.c
-    job = select(a.job_id).where(a.id == attempt).scalar_subquery()
-    query = select(func.coalesce(func.sum(s.kept), 0)).where(s.attempt.in_(select(a.id).where(a.job_id == job)))
     with db.read() as conn:
-        return int(conn.execute(query).scalar_one())
+        return int(conn.execute(_KEPT, {"attempt": attempt}).scalar_one())
+
+
+_JOB = select(t.attempts.c.job_id).where(t.attempts.c.id == bindparam("attempt")).scalar_subquery()
+_KEPT = select(func.coalesce(func.sum(t.streams.c.kept), 0)).where(
+    t.streams.c.attempt.in_(select(t.attempts.c.id).where(t.attempts.c.job_id == _JOB))
+)
 
 
 def is_cut(db: Database, attempt: str, stream: str) -> bool:

@@ -71,6 +71,14 @@ def test_parses_training_request_json_correctly(sqlite: Database) -> None:
     assert document["resources"]["processes_per_node"] == 2
 
 
+@pytest.mark.parametrize("words", [["python", "train.py"], ["python", "-c", "x = 'é: 1'\n" * 40], ["x" * 5000]])
+def test_its_parts_are_written_as_the_whole_would_be(sqlite: Database, words: list[str]) -> None:
+    job = a_job(sqlite, json.dumps({**json.loads(REQUEST), "command": words}))
+    document = project_yaml.describe(job, STORAGE)
+    whole = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+    assert [project_yaml.build(job, STORAGE)["project.yaml"] for _ in range(2)] == [whole] * 2
+
+
 def test_generates_proper_yaml_structure(sqlite: Database) -> None:
     job = a_job(sqlite)
     document = read_back(job)

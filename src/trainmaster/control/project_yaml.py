@@ -11,6 +11,7 @@ It is made of the job's row and the storage's address alone, so that building it
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -31,14 +32,31 @@ def prefix(job_id: str) -> str:
 
 def build(job: JobRow, storage_url: str) -> dict[str, str]:
     """The project file and what it names, by path under the job's prefix; the file itself is the last."""
-    import yaml
-
     files: dict[str, str] = {}
     if job.spec.train is not None:
         files[CONFIG_FILE] = json.dumps(to_plain(job.spec.train), indent=2, sort_keys=True) + "\n"
     document = describe(job, storage_url)
-    files[PROJECT_FILE] = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
+    own = {name: value for name, value in document.items() if name not in _ALIKE}
+    parts = (json.dumps({name: value}) for name, value in document.items() if name in _ALIKE)
+    parts_text = (_dump_alike(text) if len(text) < _SHORT else _dump(json.loads(text)) for text in parts)
+    files[PROJECT_FILE] = _dump(own) + "".join(parts_text)
     return files
+
+
+# The last parts of the file, which many jobs have in common: PyYAML takes milliseconds for them.
+_SHORT = 4096  # characters of one that is kept
+_ALIKE = ("workload", "resources", "preflight", "limits", "zone", "environment")
+
+
+@functools.lru_cache(maxsize=256)
+def _dump_alike(text: str) -> str:
+    return _dump(json.loads(text))
+
+
+def _dump(document: dict[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120))
 
 
 def describe(job: JobRow, storage_url: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from pages import samples
@@ -18,9 +19,9 @@ from trainmaster.core.roles import Role
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.pages import machines, queue
-from trainmaster.queueing.state import Device
+from trainmaster.queueing.state import Device, Wait
 from trainmaster.store import attempts, audit, jobs, leases
-from trainmaster.store.capacity import devices
+from trainmaster.store.capacity import devices, order
 from trainmaster.store.database import Database
 from trainmaster.targets import find_place
 from trainmaster.web.app import create_app
@@ -162,3 +163,30 @@ def test_an_admin_of_the_server_drains_a_machine_and_everybody_reads_why(db: Dat
         assert client.delete(path, headers=boss).status_code == 204
     actions = [(entry.action, entry.who) for entry in audit.list_audit(db, subject="node:m0")]
     assert sorted(actions) == [("node.drain", "boss")] * 2 + [("node.readmit", "boss")] * 2
+
+
+def test_an_order_that_is_kept_is_read_once_and_the_next_one_is_seen(db: Database) -> None:
+    ids = [_insert(db, number) for number in range(2)]
+    now, asked = datetime.now(UTC), list[str]()
+
+    def keep(jobs_in_order: list[str], *, at: datetime) -> None:
+        waits = [Wait(job=job, position=n, why="behind", text="full") for n, job in enumerate(jobs_in_order, 1)]
+        with db.write() as conn:
+            order.keep(conn, "local", order.render(order.to_order("local", waits)), at=at)
+
+    def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        asked.append(statement)
+
+    def read() -> list[str]:
+        return [line.job_id for line in queue.read(db, now=now).jobs]
+
+    keep(ids, at=now - timedelta(seconds=2))
+    assert read() == ids
+    event.listen(db.engine, "before_cursor_execute", note)
+    assert read() == ids
+    assert not [statement for statement in asked if "waits" in statement], "a megabyte, with 10,000 jobs"
+    keep(ids[::-1], at=now - timedelta(seconds=1))
+    assert read() == ids[::-1]
+    with db.write() as conn:
+        jobs.request_cancel(conn, ids[1], at=now)
+    assert read() == [ids[0]], "what left the queue is not shown, whatever the order says"

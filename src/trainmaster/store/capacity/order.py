@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, select
 
@@ -107,7 +108,17 @@ def keep(conn: Connection, place: str, waits: str, *, at: datetime) -> None:
 
 def list_kept(db: Database, *, since: datetime) -> list[Order]:
     """Orders of places that were decided since then."""
-    orders = t.queue_orders
+    o, last, orders = t.queue_orders.c, _last.setdefault(db, {}), []
     with db.read() as conn:
-        rows = conn.execute(select(orders).where(orders.c.at >= since).order_by(orders.c.place)).all()
-    return [_parse(row.place, row.waits) for row in rows]
+        for place, at in conn.execute(select(o.place, o.at).where(o.at >= since).order_by(o.place)).all():
+            before = last.get(place)
+            if before is None or before[0] != at:
+                waits = conn.execute(select(o.waits).where(o.place == place)).scalar_one()
+                before = last[place] = at, _parse(place, waits)
+            orders.append(before[1])
+    return orders
+
+
+# By database and place: when the order was decided that was read last, and that order. A megabyte is not read again
+# for each who asks.
+_last: WeakKeyDictionary[Database, dict[str, tuple[datetime, Order]]] = WeakKeyDictionary()

@@ -144,9 +144,11 @@ class Queued:
 
 def list_ids(db: Database, *, project: str | None = None) -> set[str]:
     """Ids of queued jobs, of one project or of all."""
-    query = select(_J.id).where(*_QUEUED, *([_J.project == project] if project is not None else []))
+    # As one text: ten thousand rows take longer to come through the driver than the database needs to find them.
+    wanted = (*_QUEUED, *([_J.project == project] if project is not None else []))
     with db.read() as conn:
-        return set(conn.execute(query).scalars())
+        text = conn.execute(select(func.aggregate_strings(_J.id, "\n")).where(*wanted)).scalar_one()
+    return set(text.split("\n")) if text else set()
 
 
 def list_queued(db: Database, *, ids: Collection[str] | None = None) -> list[Queued]:

@@ -6,12 +6,15 @@ Two runs of the same workload give the same ledger, however often the control pl
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Table, select
 
+from trainmaster.core.events import Event, Line
 from trainmaster.store import tables
+from trainmaster.store.capacity.event_quota import weigh
 from trainmaster.store.columns import UtcTime, metadata
 from trainmaster.store.database import Database
 
@@ -34,12 +37,22 @@ def read(db: Database, job_id: str, home: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     with db.read() as conn:
         iterations = {row.id: row.number for row in conn.execute(select(tables.iterations))}
+        weights: Counter[tuple[str, str]] = Counter()
+        for row in conn.execute(select(tables.events)):
+            weights[row.attempt, row.stream] += _weigh(row)
         for table in metadata.sorted_tables:
             query = select(table).order_by(table.c.id) if table.name in _ORDERED else select(table)
             rows = [dict(row) for row in conn.execute(query).mappings() if row.get("phase") != "HEARTBEAT"]
+            for row in rows if table is tables.streams else ():  # a heartbeat more or less moves it
+                row["kept"] = row["kept"] == weights[row["attempt"], row["stream"]]
             told = [_tell(table, row, iterations).replace(job_id, "JOB").replace(str(home), "HOME") for row in rows]
             found[table.name] = told if table.name in _ORDERED else sorted(told)
     return found
+
+
+def _weigh(row: Any) -> int:
+    told = Event(phase=row.phase, event=row.event) if row.phase is not None else None
+    return weigh(Line(offset=row.offset, length=row.length, event=told, fault=row.fault, text=row.text))
 
 
 def _tell(table: Table, row: dict[str, Any], iterations: dict[int, int]) -> str:

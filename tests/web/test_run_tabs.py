@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import re
 import threading
 from pathlib import Path
@@ -169,20 +170,54 @@ def test_search_in_a_log_is_bounded_and_finds_the_first_error(client: TestClient
 
 
 @pytest.mark.parametrize(
-    ("pattern", "literal"),
+    ("pattern", "literals"),
     [
-        ("CUDA out of (memory|disk)", b"CUDA out of "),
-        (r"\d+ steps", b" steps"),
-        ("a|b", b""),
-        ("(ab)*cd", b"cd"),
-        (".", b""),
-        ("(?i)error", b""),
-        (r"caf\xe9 au", b"caf"),
-        ("café au", b"caf"),
+        ("CUDA out of (memory|disk)", [(b"memory", b"disk"), (b"CUDA out of ",)]),
+        (r"\d+ steps", [(b" steps",)]),
+        ("a|b", []),
+        ("(ab)*cd", [(b"cd",)]),
+        (".", []),
+        ("(?i)error", []),
+        ("(?i:error)s", [(b"s",)]),
+        (r"caf\xe9 au", [(b"caf",), (b" au",)]),
+        ("café au", [(b"caf",), (b" au",)]),
+        (r"step 9{3}\d", [(b"step 999",)]),
+        ("ne+dle", [(b"ne",), (b"edle",)]),
+        ("(oom|killed)+ at", [(b"oom", b"killed"), (b" at",)]),
+        ("warn|x*", []),
+        ("(Error|Exception):", [(b"rror", b"xception"), (b"Error", b"Exception"), (b":",)]),
+        ("a\nb", [(b"a",), (b"b",)]),
+        ("x{9000}y", [(b"y",)]),
     ],
 )
-def test_the_text_that_every_match_has(pattern: str, literal: bytes) -> None:
-    assert log_grep.find_literal(pattern) == literal
+def test_the_texts_that_every_match_has(pattern: str, literals: list[tuple[bytes, ...]]) -> None:
+    assert log_grep.find_literals(pattern) == literals
+
+
+WORDS = ("error", "ERROR", "Error:", "oom", "OOM", "step 77", "step 7", "nan", "xyz", "needle", "Needle", "k", "")
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("rare", [1, 1024, 10**9])  # by a rare byte always, as it is, and by the whole text alone
+def test_no_line_is_missed_by_what_is_looked_for_first(monkeypatch: pytest.MonkeyPatch, lower: bool, rare: int) -> None:
+    """Against the expression on each line."""
+    monkeypatch.setattr(log_grep, "_BLOCK", 4096)
+    monkeypatch.setattr(log_grep, "_RARE", rare)
+    dice = random.Random(7)
+    log = "".join(f"{' '.join(dice.choices(WORDS, k=4))}\n" for _ in range(3000)).encode()
+    flags = re.MULTILINE | (re.IGNORECASE if lower else 0)
+    for pattern in ("needle", "e+rr?or", "oom|nan", r"(Error|OOM):?\s", "step 7{2}", r"\bk\b.*xyz", "^error", "OOM$"):
+        expression = re.compile(pattern.encode(), flags)
+        request = {"offset": 0, "limit": 10**6, "ignore_case": lower}
+        literals = log_grep.find_literals(pattern)
+        answers = log_grep.search(io.BytesIO(log), expression, literals, request, until=float("inf"))
+        want, at = [], 0
+        for line in log.split(b"\n"):
+            if expression.search(line):
+                want.append(at)
+            at += len(line) + 1
+        assert [answer["at"] for answer in answers if "at" in answer] == want, pattern
+        assert want
 
 
 def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,10 +225,10 @@ def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.Monke
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"line %d needle\n" % i for i in range(50)) + b"x" * 500 + b" needle")
     for pattern in ("needle", "n.?edle"):
-        with path.open("rb") as log:
+        with path.open("rb", buffering=0) as log:
             request = {"offset": 0, "limit": 1000, "ignore_case": False}
-            expression, literal = re.compile(pattern.encode(), re.MULTILINE), log_grep.find_literal(pattern)
-            answers = list(log_grep.search(log, expression, literal, request, until=float("inf")))
+            expression, literals = re.compile(pattern.encode(), re.MULTILINE), log_grep.find_literals(pattern)
+            answers = list(log_grep.search(log, expression, literals, request, until=float("inf")))
         assert answers[-1] == {"next": path.stat().st_size, "done": True}
         assert len(answers) - 1 >= 51 and len({answer.get("at") for answer in answers}) == len(answers)
 
@@ -206,7 +241,7 @@ def test_flags_and_letters_beyond_ascii_are_found(pattern: str, found: list[int]
     request = {"pattern": pattern, "offset": 0, "limit": 9, "ignore_case": False}
     bare = re.compile(pattern.encode() if pattern.isascii() else b"", re.MULTILINE)
     words = None if pattern.isascii() else re.compile(pattern)
-    answers = log_grep.search(log, bare, log_grep.find_literal(pattern), request, words=words, until=float("inf"))
+    answers = log_grep.search(log, bare, log_grep.find_literals(pattern), request, words=words, until=float("inf"))
     assert [answer["at"] for answer in answers if "at" in answer] == found
 
 
@@ -217,8 +252,8 @@ def test_a_long_line_is_searched_to_its_end(pattern: str, words: bool) -> None:
     request = {"offset": 0, "limit": 9, "ignore_case": False}
     text = re.compile(pattern) if words else None
     bare = re.compile(b"" if words else pattern.encode(), re.MULTILINE)
-    literal = log_grep.find_literal(pattern)
-    found, end = log_grep.search(log, bare, literal, request, words=text, until=float("inf"))
+    literals = log_grep.find_literals(pattern)
+    found, end = log_grep.search(log, bare, literals, request, words=text, until=float("inf"))
     assert found["at"] == 6 and end["done"]
     assert found["text"].startswith("2026-03-01 ERROR tensor 7") and " … " in found["text"]
     assert "needle" in found["text"][:2000] and len(found["text"]) < 9000, "the head of the line, and the match"

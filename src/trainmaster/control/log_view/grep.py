@@ -4,26 +4,32 @@
 
 Python's `re` holds the interpreter while it backtracks, for hours if the expression is bad. Here it costs only its own
 process, which has limits on time and memory and is killed when it does not answer. Standard library only: it starts in
-20 ms. A literal that every match must have is looked for first, which is as fast as memory. Lines are searched whole;
-one of more than 4 MB is taken as several of that length.
+20 ms. Texts of which every match must have one are looked for first, a gigabyte a second and more. Lines are searched
+whole; one of more than 4 MB is taken as several of that length.
 """
 
 from __future__ import annotations
 
+import heapq
 import io
+import itertools
 import json
 import os
 import re
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-_BLOCK = 4 << 20
+_BLOCK = 1 << 20  # stays in the cache of a core
+_LONGEST = 4 << 20  # bytes of a line
 _LINE = 8192  # bytes of a line that are given; all of it is searched
 _HEAD = 512  # of them from its beginning, where the match is further on: time and level stand there
 _MEMORY = 1 << 30
+_RARE = 1024  # a byte that is met once in so many is worth being looked for alone: each time costs 0.4 µs
+_PLAIN = 4  # bytes without letters that are worth being looked for alone where case is ignored
+Literals = list[tuple[bytes, ...]]
 
 
 def main() -> None:
@@ -41,14 +47,12 @@ def main() -> None:
     except (re.error, OverflowError, RecursionError) as error:
         _answer({"fault": str(error)})
         return
-    literal = find_literal(pattern)
-    if request["ignore_case"]:
-        literal = literal.lower()
-    log: IO[bytes] = sys.stdin.buffer
+    literals = find_literals(pattern)
+    log: io.RawIOBase | io.BufferedIOBase = sys.stdin.buffer
     if request["path"] is not None:
         log = io.FileIO(os.open(request["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         log.seek(request["offset"])
-    for answer in search(log, expression, literal, request, words=words, until=time.monotonic() + seconds):
+    for answer in search(log, expression, literals, request, words=words, until=time.monotonic() + seconds):
         _answer(answer)
 
 
@@ -57,31 +61,35 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def search(
-    log: IO[bytes],
+    log: io.RawIOBase | io.BufferedIOBase,
     expression: re.Pattern[bytes],
-    literal: bytes,
+    literals: Literals,
     request: dict[str, Any],
     *,
     words: re.Pattern[str] | None = None,
     until: float,
 ) -> Iterator[dict[str, Any]]:
     """Each line that matches, then where the search ended and whether that was the end of the log."""
-    at, rest, left = int(request["offset"]), b"", int(request["limit"])
-    lower = bool(request["ignore_case"])
+    at, left, lower = int(request["offset"]), int(request["limit"]), bool(request["ignore_case"])
+    if lower:
+        literals = [tuple(text.lower() for text in choice) for choice in literals]
+    block = bytearray(_LONGEST + _BLOCK)  # the beginning of a line from the block before, and what is read behind it
+    held = 0
     while True:
-        piece = log.read(_BLOCK)
-        block = rest + piece
-        end = len(block) if not piece else block.rfind(b"\n") + 1
-        if end == 0 and len(block) >= _BLOCK:
-            end = len(block)  # one line longer than a block
-        for start, line, place in _matches(block[:end], expression, literal, words, lower=lower):
+        got = log.readinto(memoryview(block)[held : held + _BLOCK]) or 0
+        size = held + got
+        end = block.rfind(b"\n", 0, size) + 1 if got else size
+        if end == 0 and size >= _LONGEST:
+            end = size
+        for start, line, place in _matches(block, end, expression, literals, words, lower=lower):
             yield {"at": at + start, "text": _shorten(line, place)}
             left -= 1
             if left == 0:
                 yield {"next": at + start + len(line) + 1, "done": False}
                 return
-        at, rest = at + end, block[end:]
-        if not piece:
+        at, held = at + end, size - end
+        block[:held] = block[end:size]
+        if not got:
             yield {"next": at, "done": True}
             return
         if time.monotonic() > until:
@@ -90,25 +98,17 @@ def search(
 
 
 def _matches(
-    block: bytes, expression: re.Pattern[bytes], literal: bytes, words: re.Pattern[str] | None, *, lower: bool
-) -> Iterator[tuple[int, bytes, tuple[int, int]]]:
+    block: bytearray, size: int, expression: re.Pattern[bytes], literals: Literals, words: re.Pattern[str] | None,
+    *, lower: bool,
+) -> Iterator[tuple[int, bytes, tuple[int, int]]]:  # fmt: skip
     """Each line that matches: where it begins, its bytes, and where in them the match is."""
-    sought = block.lower() if lower and literal else block
     place = 0
-    while place < len(block):
-        if literal:
-            hit = sought.find(literal, place)
-        elif words is not None:
-            hit = place
-        else:
-            found = expression.search(block, place)
-            hit = found.start() if found is not None else -1
-        if hit < 0:
-            return
+    for hit in _hits(block, size, expression, literals, words, lower=lower):
+        if hit < place:
+            continue  # in a line that was looked at
         start = block.rfind(b"\n", 0, hit) + 1
-        end = block.find(b"\n", hit)
-        end = len(block) if end < 0 else end
-        line = block[start:end]
+        place = block.find(b"\n", hit, size) + 1 or size + 1
+        line = bytes(block[start : place - 1])
         # Line by line: a match that goes over a line end is none.
         if words is not None:
             text = line.decode(errors="replace")
@@ -117,7 +117,66 @@ def _matches(
                 yield start, line, (first, last)
         elif (found := expression.search(line)) is not None:
             yield start, line, found.span()
-        place = end + 1
+
+
+def _hits(
+    block: bytearray, size: int, expression: re.Pattern[bytes], literals: Literals, words: re.Pattern[str] | None,
+    *, lower: bool,
+) -> Iterator[int]:  # fmt: skip
+    """Places, in order, in all lines that may match."""
+    sample = b"".join(block[at : min(size, at + 1024)] for at in range(0, size, max(1, size // 8)))
+    if literals:
+        small = sample.lower() if lower else sample
+        # The choice that is met least here: every line has a date, few have what is sought.
+        chosen = min(literals, key=lambda choice: (sum(map(small.count, choice)), -min(map(len, choice))))
+        yield from heapq.merge(*_places(block, size, chosen, sample, lower=lower))
+        return
+    place = 0
+    while place < size:
+        hit = place
+        if words is None:
+            found = expression.search(block, place, size)
+            if found is None:
+                return
+            hit = found.start()
+        yield hit
+        place = block.find(b"\n", hit, size) + 1 or size
+
+
+def _places(
+    block: bytearray, size: int, texts: Sequence[bytes], sample: bytes, *, lower: bool
+) -> Iterator[Iterator[int]]:
+    """Where each of the texts is, by a byte of it that is rare here if one is: it is found ten times as fast."""
+    cases = {byte: {byte, byte ^ 32} if lower and chr(byte).isalpha() else {byte} for byte in set(b"".join(texts))}
+    # Of bytes as rare the one that most of the texts have: if it is not here at all, none of them is.
+    order = {byte: (sum(map(sample.count, both)), -sum(byte in text for text in texts)) for byte, both in cases.items()}
+    absent: set[int] = set()
+    small: bytearray | None = None
+    for text in texts:
+        rarest = min(text, key=order.__getitem__)
+        plain = max(re.findall(rb"[^a-z]+", text), key=len, default=b"") if lower else text
+        if order[rarest][0] * _RARE <= len(sample):
+            for byte in cases[rarest] - absent:
+                if block.find(byte, 0, size) < 0:
+                    absent.add(byte)
+                else:
+                    yield _places_by_part(block, size, text, bytes([byte]), text.index(rarest), lower=lower)
+        elif len(plain) >= _PLAIN or plain == text:
+            yield _places_by_part(block, size, text, plain, text.index(plain), lower=lower)
+        else:
+            small = block[:size].lower() if small is None else small
+            yield _places_by_part(small, size, text, text, 0, lower=False)
+
+
+def _places_by_part(
+    block: bytearray, size: int, text: bytes, part: bytes, before: int, *, lower: bool
+) -> Iterator[int]:
+    place, length = block.find(part, before, size), len(text)
+    while place >= 0:
+        first = place - before
+        if (block[first : first + length].lower() == text) if lower else block.startswith(text, first, size):
+            yield first
+        place = block.find(part, place + 1, size)
 
 
 def _shorten(line: bytes, match: tuple[int, int]) -> str:
@@ -129,20 +188,51 @@ def _shorten(line: bytes, match: tuple[int, int]) -> str:
     return f"{line[:_HEAD].decode(errors='replace')} … {part.decode(errors='replace')}"
 
 
-def find_literal(pattern: str) -> bytes:
-    """The longest text in ASCII that every match contains as it is; empty where there is none."""
+def find_literals(pattern: str) -> Literals:
+    """Texts in ASCII of which a match must contain one: each choice holds for every match, none where there is none."""
     parser = getattr(re, "_parser", None) or __import__("sre_parse")
-    runs, run = [], ""
     parsed = parser.parse(pattern)
-    if parsed.state.flags & re.IGNORECASE:  # written into the expression
-        return b""
+    return [] if parsed.state.flags & re.IGNORECASE else _required(parsed)  # written into the expression
+
+
+def _required(parsed: Any) -> Literals:
+    choices: Literals = []
+    run = ""
     for code, value in parsed:
-        if str(code) == "LITERAL" and value != 10 and value < 128:
+        kind = str(code)
+        if kind == "LITERAL" and value != 10 and value < 128:
             run += chr(value)
-        else:
-            runs.append(run)
-            run = ""
-    return max([*runs, run], key=len).encode()
+            continue
+        before, run = run, ""
+        if kind.endswith("_REPEAT") and 0 < value[0] <= _LINE:
+            least, most, what = value
+            inside = _required(what)
+            if len(what) == 1 and str(what[0][0]) == "LITERAL" and inside:
+                run = least * inside[0][0].decode()
+                if least == most:
+                    run, before = before + run, ""
+                else:
+                    before += run
+            else:
+                choices += inside
+        elif kind == "SUBPATTERN" and not value[1] and not value[2]:  # no flags of its own
+            choices += _required(value[3])
+        elif kind == "BRANCH":
+            each = [max(_required(part), key=lambda choice: min(map(len, choice)), default=()) for part in value[1]]
+            if all(each):
+                choices.append(tuple(dict.fromkeys(text for choice in each for text in choice)))
+            if before:  # what is common to the beginnings of all stands before them
+                choices.append(tuple(dict.fromkeys(before.encode() + _leading(part) for part in value[1])))
+                before = ""
+        if before:
+            choices.append((before.encode(),))
+    return choices + ([(run.encode(),)] if run else [])
+
+
+def _leading(parsed: Any) -> bytes:
+    """The text in ASCII that a part of an expression begins with."""
+    run = itertools.takewhile(lambda item: str(item[0]) == "LITERAL" and item[1] != 10 and item[1] < 128, parsed)
+    return bytes(value for _, value in run)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 from starlette.testclient import TestClient
@@ -134,7 +135,7 @@ def test_resume_from_the_page(client: TestClient, db: Database) -> None:
 def test_not_found_is_a_page_in_the_same_style(client: TestClient, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
-    assert "/static/style.css" in answer.text and 'id="advice"' in answer.text
+    assert "/static/page.js" in answer.text and "<style>" in answer.text and 'id="advice"' in answer.text
     assert 'aria-label="Sections"' in answer.text and 'id="to-runs"' in answer.text, "the way onward"
 
 
@@ -167,13 +168,23 @@ def test_our_own_fault_is_a_page_without_a_trace(
 
 
 def test_static_files_and_nothing_else(client: TestClient) -> None:
-    for name, kind in (("style.css", "text/css"), ("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+    for name, kind in (("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
         answer = client.get(f"/static/{name}")
         assert (answer.status_code, answer.headers["content-type"].partition(";")[0]) == (200, kind)
         again = client.get(f"/static/{name}", headers={"if-none-match": answer.headers["etag"]})
         assert again.status_code == 304
+    assert client.get("/static/style.css").status_code == 404, "the style is in the page"
     assert client.get("/static/..%2Fapp.py").status_code == 404
     assert client.get("/static/app.py").status_code == 404
+
+
+def test_a_browser_keeps_a_script_until_it_is_another(client: TestClient) -> None:
+    links = re.findall(r'(?:src|href)="(/static/[^"]+)"', client.get("/").text)
+    assert len(links) >= 2
+    for link in links:
+        assert "immutable" in client.get(link).headers["cache-control"], link
+        assert client.get(link.partition("?")[0]).headers["cache-control"] == "max-age=60"
+        assert client.get(f"{link}0").headers["cache-control"] == "max-age=60", "of another version"
 
 
 def test_the_navigation_has_the_sections_that_exist(client: TestClient) -> None:

@@ -2,7 +2,8 @@
 
 Every web page that a user visits can send requests to a server on loopback. A foreign name that resolves to 127.0.0.1
 (DNS rebinding) fails the host check; a form or script of another site (CSRF) fails the cross-site check; the content
-security policy lets a page run our own script files only, should a hostile value get past the escaping.
+security policy lets a page run our own script files only and have our own style, should a hostile value get past the
+escaping.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster.core.loopback import is_loopback_address
 from trainmaster.web.errors import broken
+from trainmaster.web.templating import sheet_hash
 
 MAX_BODY = 1 << 20  # bytes; a spec is a page of text
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+# The style is in each page and allowed by its hash: no other style is, neither one in a page nor a file.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src '{style}'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "same-origin",  # with `no-referrer` a browser sends our own forms with the origin `null`
@@ -41,6 +43,7 @@ class GuardMiddleware:
     def __init__(self, app: ASGIApp, *, hosts: Sequence[str] = ()) -> None:
         self._app = app
         self._hosts = frozenset({"localhost", "127.0.0.1", "::1", *(host.lower() for host in hosts)})
+        self._headers = {**HEADERS, "Content-Security-Policy": _POLICY.format(style=sheet_hash())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +57,7 @@ class GuardMiddleware:
             if message["type"] == "http.response.start":
                 started = True
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self._headers.items():
                     headers.setdefault(name, value)
             await send(message)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -20,12 +21,11 @@ from trainmaster.web.navigation import Entry
 
 _FOLDER = Path(__file__).parent
 _STATIC = _FOLDER / "static"
-# By name: the files it is made of, one after the other. What every page needs is one sheet and one script: a page is
-# painted when its sheets are there, and each is a request.
+# In every page itself: a page is painted when its sheet is there, and a second request to a busy server takes a while.
+_SHEETS = (html.FOLDER / "style.css", _STATIC / "frame.css", _STATIC / "pages.css")
+# By name: the files it is made of, one after the other.
 _FILES = {
-    "style.css": ((html.FOLDER / "style.css", _STATIC / "frame.css"), "text/css"),
     "page.js": ((html.FOLDER / "chart.js", _STATIC / "live.js", _STATIC / "frame.js"), "text/javascript"),
-    "pages.css": ((_STATIC / "pages.css",), "text/css"),
     "compare.js": ((_STATIC / "compare.js",), "text/javascript"),
     "plot.js": ((_STATIC / "plot.js",), "text/javascript"),
     "curves.js": ((_STATIC / "curves.js",), "text/javascript"),
@@ -34,6 +34,7 @@ _FILES = {
     "icon.svg": ((_STATIC / "icon.svg",), "image/svg+xml"),
 }
 _FRESH_S = 60  # a browser that goes from page to page does not ask again; after an upgrade it does within a minute
+_FRESH_TAGGED_S = 365 * 86_400  # an address with the hash of the file, which is another after an upgrade
 router = APIRouter(include_in_schema=False)
 
 
@@ -43,7 +44,9 @@ async def static(name: str, request: Request) -> Response:
     if name not in _FILES:
         raise HTTPException(404)
     body, tag = _file(name)
-    headers = {"ETag": tag, "Cache-Control": f"max-age={_FRESH_S}"}
+    same = request.query_params.get("v") == _version(name)
+    fresh = f"max-age={_FRESH_TAGGED_S}, immutable" if same else f"max-age={_FRESH_S}"
+    headers = {"ETag": tag, "Cache-Control": fresh}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, media_type=_FILES[name][1], headers=headers)
@@ -79,11 +82,28 @@ def crumbs(*parts: tuple[str, str | None]) -> Markup:
 
 
 @functools.cache
+def sheet() -> Markup:
+    """The style of every page. It is our own text: a value of a user in it would be a hole."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in _SHEETS)
+    return Markup(text)  # noqa: S704 (files of this package)
+
+
+def sheet_hash() -> str:
+    """What a content policy allows the style by."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(sheet().encode()).digest()).decode()}"
+
+
+def _link(name: str) -> str:
+    """The address of a static file, with its hash: a browser keeps it until the file is another."""
+    return f"/static/{name}?v={_version(name)}"
+
+
+@functools.cache
 def _environment() -> Environment:
     ours = FileSystemLoader(_FOLDER / "templates")
     environment = html.environment().overlay(loader=ChoiceLoader([ours, html.environment().loader or ours]))
     environment.globals.setdefault("navigation", ())
-    environment.globals["crumbs"] = crumbs
+    environment.globals.update(crumbs=crumbs, sheet=sheet, static=_link)
     return environment
 
 
@@ -91,3 +111,7 @@ def _environment() -> Environment:
 def _file(name: str) -> tuple[bytes, str]:
     body = b"\n".join(path.read_bytes() for path in _FILES[name][0])
     return body, f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+
+
+def _version(name: str) -> str:
+    return _file(name)[1].strip('"')

@@ -175,3 +175,25 @@ def test_a_curve_of_one_point_is_a_dot(tab: Page, db: Database, url: str) -> Non
       return many;
     }"""
     assert tab.locator("#curves [data-metric=loss] canvas").evaluate(coloured) > 0
+
+
+def test_a_zoom_is_drawn_at_once_from_the_points_that_are_here(tab: Page, db: Database, url: str) -> None:
+    story = samples.resumed(db)
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()
+    tab.route("**/curves?*", lambda route: route.fulfill(status=204))  # no finer points come
+    canvas = tab.locator("#curves [data-metric=loss] canvas")
+
+    def press(key: str) -> str:
+        """The picture after a key, in the same turn."""
+        return str(canvas.evaluate("""(canvas, key) => {
+          if (key) canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+          return canvas.toDataURL();
+        }""", key))  # fmt: skip
+
+    whole = press("")
+    near = press("+")
+    nearer = press("+")
+    assert len({whole, near, nearer}) == 3
+    assert press("-") == near, "and out again"
+    assert press("0") == whole

@@ -5,7 +5,7 @@ import { Strips } from "./timeline.js";
 const box = document.getElementById("curves");
 const FIRST = ["loss", "lr", "grad_norm", "tokens_per_s", "mfu"];
 const TITLES = { loss: "Loss", lr: "Learning rate", grad_norm: "Gradient norm", tokens_per_s: "Tokens per second", mfu: "MFU", memory_gib: "GPU memory, GiB", step_s: "Seconds per step" };
-const state = { axis: "step", low: null, high: null, log: false, weight: 0, chosen: null, metrics: [], plots: new Map(), cursor: null, shift: 0 };
+const state = { axis: "step", low: null, high: null, log: false, weight: 0, chosen: null, metrics: [], plots: new Map(), cursor: null, shift: 0, whole: null, held: null };
 let asked = 0, timer = 0, strips = null;
 
 const make = (tag, values = {}, ...inside) => { const e = Object.assign(document.createElement(tag), values); e.append(...inside); return e; };
@@ -26,7 +26,11 @@ const pull = async () => {
     const page = await answer.json();
     if (mine !== asked) return;
     if (page.sampled) wait = 800;
-    draw(align(page));
+    const points = align(page);
+    if (state.low === null) state.whole = points;
+    state.held = state.low === null ? null : [state.low, state.high];
+    draw(points);
+    box.dataset.drawn = page.sampled ? "sample" : "whole";
   } catch { wait = 5000; }
   if (wait) timer = setTimeout(() => (document.hidden || state.cursor !== null ? again() : pull()), wait);
 };
@@ -37,7 +41,10 @@ const zoom = (a, b) => {
   const inside = a !== null && state.ends && (a > state.ends[0] || b < state.ends[1]);
   const low = inside ? Math.max(a, state.ends[0]) : null, high = inside ? Math.min(b, state.ends[1]) : null;
   state.low = low; state.high = high; state.cursor = null;
-  for (const plot of state.plots.values()) if (low !== null) plot.set({ low, high, cursor: null });
+  // At once, from the points that are here; finer ones come from the server.
+  const covered = low !== null && (state.held === null || (low >= state.held[0] && high <= state.held[1]));
+  if (covered) for (const plot of state.plots.values()) plot.set({ low, high, cursor: null });
+  else if (state.whole) { state.held = null; draw(state.whole); }
   strips?.view(state.axis === "time" ? low : null, high);
   document.getElementById("curves-whole").hidden = low === null;
   pull();
@@ -98,7 +105,6 @@ const draw = (page) => {
     plot.set({ lines, marks: page.marks.filter((m) => m.kind !== "attempt" || m.attempt > 1), low, high: high > low ? high : low + 1, log: state.log, weight: state.weight, time: page.axis === "time", attempts, cursor: state.cursor });
     plot.canvas.setAttribute("aria-label", `${TITLES[name] || name}, ${plot.rest()}, over ${page.axis === "time" ? clock(page.high) : `${show(page.high)} steps`}. Arrows read values, plus and minus zoom, 0 shows all.`);
   }
-  box.dataset.drawn = page.sampled ? "sample" : "whole";
   document.getElementById("curves-note").textContent = page.sampled ? "a sample; every step is being read" : "";
 };
 
@@ -138,7 +144,7 @@ const page_names = () => state.metrics.join("\n");
 
 const build = () => {
   const axis = make("select", { id: "curves-axis" }, make("option", { value: "step", textContent: "steps" }), make("option", { value: "time", textContent: "time" }));
-  axis.addEventListener("change", () => { state.axis = axis.value; zoom(null, null); });
+  axis.addEventListener("change", () => { state.axis = axis.value; state.whole = null; zoom(null, null); });
   const log = make("input", { type: "checkbox", id: "curves-log" });
   log.addEventListener("change", () => { state.log = log.checked; for (const p of state.plots.values()) p.set({ log: log.checked }); });
   const range = make("input", { type: "range", id: "curves-smooth", min: "0", max: "0.99", step: "0.01", value: "0" });

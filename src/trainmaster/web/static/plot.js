@@ -30,6 +30,15 @@ const smooth = (points, weight) => {
   return points.map(([x, y]) => [x, y === null ? null : (kept = kept === null ? y : weight * kept + (1 - weight) * y)]);
 };
 
+// Of points in order those between two places, and one beyond on each side so that the line goes to the edge.
+const between = (points, low, high) => {
+  const first = (holds) => { let a = 0, b = points.length; while (a < b) { const middle = (a + b) >> 1; if (holds(points[middle][0])) b = middle; else a = middle + 1; } return a; };
+  return points.slice(Math.max(0, first((x) => x >= low) - 1), first((x) => x > high) + 1);
+};
+// Computed styles are asked for once in a drawing: each question may lay out the page again.
+export const palette = (style) => { const known = new Map(); return (name) => { if (!known.has(name)) known.set(name, style.getPropertyValue(name).trim()); return known.get(name); }; };
+export const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
+
 export class Plot {
   // lines: [{name, color, dots, segments: [{attempt, repeatedFrom, points}]}]; on: {zoom(low, high), cursor(x)}
   constructor(canvas, out, on) {
@@ -55,8 +64,9 @@ export class Plot {
       e.preventDefault();
       act();
     });
-    new ResizeObserver(() => this.draw()).observe(canvas);
+    new ResizeObserver(() => { this.measure(); this.draw(); }).observe(canvas);
   }
+  measure() { this.width = this.canvas.clientWidth; this.height = this.canvas.clientHeight; }
   toX(px) { return this.low + (this.high - this.low) * Math.min(1, Math.max(0, (px - 52) / Math.max(1, this.width - 62))); }
   fromX(x) { return 52 + ((x - this.low) / (this.high - this.low || 1)) * (this.width - 62); }
   next(x, way) {
@@ -76,16 +86,21 @@ export class Plot {
     return [low >= 0 && low < (high - low) * 0.4 ? 0 : low - room, high + room];
   }
   draw() {
-    const { canvas } = this, ratio = window.devicePixelRatio || 1, style = getComputedStyle(canvas), color = (name) => style.getPropertyValue(name).trim();
-    this.width = canvas.clientWidth;
-    const height = canvas.clientHeight, bottom = height - 24, top = 6;
+    if (!this.width || !this.height) this.measure();
+    const { canvas, height } = this, ratio = window.devicePixelRatio || 1, bottom = height - 24, top = 6;
     if (!this.width || !height) return;
-    canvas.width = this.width * ratio;
-    canvas.height = height * ratio;
-    const g = canvas.getContext("2d");
+    const style = getComputedStyle(canvas), color = palette(style), g = canvas.getContext("2d");
+    const [wide, high] = [Math.floor(this.width * ratio), Math.floor(height * ratio)];
+    if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
+    g.setTransform(1, 0, 0, 1, 0, 0);
+    g.clearRect(0, 0, wide, high);
     g.scale(ratio, ratio);
+    g.lineWidth = 1;
     g.font = `11.5px ${style.fontFamily}`;
-    for (const line of this.lines) for (const segment of line.segments) segment.shown = line.dots ? segment.points : smooth(segment.points, this.weight);
+    for (const line of this.lines) for (const segment of line.segments) {
+      if (segment.weight !== this.weight) Object.assign(segment, { weight: this.weight, smoothed: line.dots ? segment.points : smooth(segment.points, this.weight) });
+      segment.shown = between(segment.smoothed, this.low, this.high);
+    }
     const [y0, y1] = this.range(), scale = this.log ? Math.log : (v) => v;
     const fromY = (y) => bottom - ((scale(y) - scale(y0)) / (scale(y1) - scale(y0) || 1)) * (bottom - top);
     g.strokeStyle = color("--grid");
@@ -147,7 +162,7 @@ export class Plot {
       g.beginPath(); g.moveTo(at, top); g.lineTo(at, bottom); g.stroke();
     }
     g.restore();
-    this.out.textContent = this.cursor === null ? this.rest() : this.read(this.cursor);
+    say(this.out, this.cursor === null ? this.rest() : this.read(this.cursor));
   }
   near(x) {
     // the last segment that has the place: what was done again counts

@@ -1,5 +1,5 @@
 // Strips along the time of a run: what its GPUs did and what that cost, and a row for each node. Over time they share the curves' axis.
-import { clock } from "./plot.js";
+import { clock, palette, say } from "./plot.js";
 
 const LEFT = 52, RIGHT = 10; // as plot.js has them
 const STAGES = { queued: "idle", provisioning: "warn", checking: "warn", starting: "warn", working: "good", stalled: "bad", idle: "idle", unknown: "idle" };
@@ -94,22 +94,26 @@ export class Strips {
   point(x) { this.at = x; this.draw(); }
   draw() {
     if (!this.page || !this.rows.length || !this.rows[0].canvas.isConnected) return;
-    const style = getComputedStyle(this.box), color = (name) => style.getPropertyValue(`--${name}`).trim(), ratio = window.devicePixelRatio || 1;
-    for (const row of this.rows) {
-      const { canvas, node } = row, width = canvas.clientWidth, height = canvas.clientHeight;
+    const style = getComputedStyle(this.box), known = palette(style), color = (name) => known(`--${name}`), ratio = window.devicePixelRatio || 1;
+    const sizes = this.rows.map(({ canvas }) => [canvas.clientWidth, canvas.clientHeight]); // all before the first change: one layout
+    const family = getComputedStyle(this.rows[0].canvas).fontFamily;
+    for (const [place, row] of this.rows.entries()) {
+      const { canvas, node } = row, [width, height] = sizes[place];
       if (!width) continue;
-      canvas.width = width * ratio;
-      canvas.height = height * ratio;
+      const [wide, high] = [Math.floor(width * ratio), Math.floor(height * ratio)];
+      if (canvas.width !== wide || canvas.height !== high) Object.assign(canvas, { width: wide, height: high });
       const g = canvas.getContext("2d");
+      g.setTransform(1, 0, 0, 1, 0, 0);
+      g.clearRect(0, 0, wide, high);
       g.scale(ratio, ratio);
       g.save();
       g.beginPath(); g.rect(LEFT, 0, width - LEFT - RIGHT, height); g.clip();
       if (node === null) this.drawBins(g, width, height - 18, color); else this.drawNode(g, row, width, height, color);
       if (this.at !== null) { g.fillStyle = color("ink"); g.fillRect(Math.round(this.fromX(this.at, width)), 0, 1, height); }
       g.restore();
-      if (node === null) this.drawAxis(g, width, height, color, getComputedStyle(canvas).fontFamily);
+      if (node === null) this.drawAxis(g, width, height, color, family);
     }
-    this.box.querySelector("output").textContent = this.read();
+    say(this.box.querySelector("output"), this.read());
   }
   drawBins(g, width, height, color) {
     for (const cell of this.page.cells) {
@@ -151,8 +155,10 @@ export class Strips {
       g.strokeStyle = color("paper");
       g.beginPath(); g.moveTo(x, 0); g.lineTo(x + 7, height / 2); g.lineTo(x, height); g.lineTo(x - 7, height / 2); g.closePath(); g.fill(); g.stroke();
     }
-    row.note.textContent = this.say(node, parts);
-    row.canvas.setAttribute("aria-label", `${node.node}: ${this.say(node, parts)}`);
+    const said = this.say(node, parts);
+    if (row.note.textContent === said) return;
+    row.note.textContent = said;
+    row.canvas.setAttribute("aria-label", `${node.node}: ${said}`);
   }
   partsOf(node) { return this.page.attempts.filter((a) => node.attempts.includes(a.attempt)).flatMap((a) => a.parts); }
   say(node, parts) {

@@ -48,6 +48,7 @@ def main() -> None:
         _answer({"fault": str(error)})
         return
     literals = find_literals(pattern)
+    assert isinstance(sys.stdin.buffer, io.BufferedReader)
     log: io.RawIOBase | io.BufferedIOBase = sys.stdin.buffer
     if request["path"] is not None:
         log = io.FileIO(os.open(request["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))

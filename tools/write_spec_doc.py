@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainmaster.core.config.cron import Schedule
 from trainmaster.core.config.search import Search
 from trainmaster.core.config.spec_places import BOUNDS, PLACES, Place
 from trainmaster.core.schema import describe
@@ -32,6 +33,15 @@ where it is not stated.
 | field | type | default | what for |
 |---|---|---|---|
 """
+SCHEDULE_HEAD = """
+## Of a schedule
+
+A spec with `schedule` is a set whose runs begin again at every time of it ([guides/sweep.md](../guides/sweep.md)), with
+or without `matrix`.
+
+| field | type | default | what for |
+|---|---|---|---|
+"""
 PLACES_HEAD = """
 ## Whose rights open what a field names
 
@@ -44,8 +54,13 @@ opened in one of these places; `core/config/spec_places.py` classes every field 
 
 
 def render() -> str:
-    search = SEARCH_HEAD + "\n".join(_fields(Search, "search"))
-    return HEAD + "\n".join(_fields(JobSpec)) + "\n" + search + "\n" + PLACES_HEAD + "\n".join(_places()) + "\n"
+    parts = (
+        HEAD + "\n".join(_fields(JobSpec)),
+        SEARCH_HEAD + "\n".join(_fields(Search, "search")),
+        SCHEDULE_HEAD + "\n".join(_fields(Schedule, "schedule")),
+        PLACES_HEAD + "\n".join(_places()),
+    )
+    return "".join(part + "\n" for part in parts)
 
 
 def _fields(cls: type, path: str = "") -> Iterator[str]:

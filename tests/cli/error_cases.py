@@ -145,7 +145,8 @@ CASES: dict[str, dict[str, str]] = {
             "disk": f"{verb} {job} --home {{full}}/h",
         }
         for verb, job in {
-            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x",
+            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "pause": "x",
+            "resume": "x",
             "fetch": "x", "cost": "", "goodput": "", "queue": "", "nodes": "",
         }.items()
     },
@@ -184,7 +185,8 @@ BASE: dict[str, tuple[str, str | None]] = {
     **{
         verb: (f"{verb} {job} --server {NO_SERVER}", "client")
         for verb, job in {
-            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "resume": "x",
+            "jobs": "", "top": "--once", "show": "x", "logs": "x", "events": "x", "cancel": "x", "pause": "x",
+            "resume": "x",
             "fetch": "x", "cost": "", "goodput": "", "queue": "", "nodes": "",
         }.items()
     },

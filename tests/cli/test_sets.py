@@ -257,3 +257,32 @@ def test_without_optuna_a_search_is_refused_and_its_plan_is_shown(
     refused = run("submit", str(spec), "--home", str(tmp_path / "home"))
     assert isinstance(refused.exception, MissingExtra)
     assert not (tmp_path / "home" / "trainmaster.db").exists()
+
+
+def test_a_schedule_needs_a_server_and_is_paused_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, spec = str(tmp_path / "home"), tmp_path / "nightly.yaml"
+    spec.write_text('name: nightly\nschedule: {cron: "0 3 * * *"}\nworkdir: none\ncommand: [python3, train.py]\n')
+    planned = run("submit", str(spec), "--dry-run", "--home", home).stdout
+    assert "0 3 * * * UTC; missed: once, overlap: skip" in planned and planned.count("03:00 UTC") == 5, planned
+    refused = run("submit", str(spec), "--home", home)
+    text = f"{refused.output} {refused.exception}"
+    assert refused.exit_code and "no server works on this home folder" in text and "trainmaster serve" in text, text
+    monkeypatch.setattr("trainmaster.cli._jobs.home.HomeJobs.is_driven", lambda _self: True)
+    made = run("submit", str(spec), "--home", home)
+    assert made.exit_code == 0 and "next run 20" in made.output, made.output
+    listed = run("jobs", "--home", home).stdout
+    assert "nightly" in listed and "next " in listed
+    assert "nightly: next run 20" in run("queue", "--home", home).stderr
+    shown = run("show", "nightly", "--home", home).stdout
+    assert "0 3 * * * UTC" in shown and "next run    20" in shown, shown
+    assert "it is paused" in run("pause", "nightly", "--home", home).stdout
+    assert "paused" in run("jobs", "--home", home).stdout
+    again = run("resume", "nightly", "--again", "--home", home)
+    assert again.exit_code and "are for a job" in f"{again.output} {again.exception}"
+    assert "next run 20" in run("resume", "nightly", "--home", home).stdout
+    assert json.loads(run("pause", "nightly", "--json", "--home", home).stdout)["set"]["paused"] is True
+    assert run("cancel", "nightly", "--home", home).exit_code == 0
+    after = run("resume", "nightly", "--home", home)
+    assert after.exit_code and "is cancelled" in f"{after.output} {after.exception}"
+    missing = run("pause", "other", "--home", home)
+    assert missing.exit_code and "there is no schedule 'other'" in f"{missing.output} {missing.exception}"

@@ -72,6 +72,7 @@ KEPT = {
     "devices": {"place", "kind", "attempt"}, "machines": {"place"}, "queue_orders": {"place", "waits"},
     "shares": {"project"}, "job_sets": {"id", "name", "project"}, "set_trials": {"set_id", "spec", "job_id", "word"},
     "job_after": {"job_id", "before", "name"}, "searches": {"set_id", "search", "template", "word"},
+    "schedules": {"set_id", "schedule", "trials", "workdir"},
     "search_trials": {"set_id", "state", "attributes"}, "search_reports": {"set_id"},
     "people": {"issuer", "subject", "grants"}, "sessions": {"hash", "role", "project"}, "token_owners": set(),
 }  # fmt: skip
@@ -107,6 +108,8 @@ def furnish(db: Database, home: Path) -> dict[str, str]:
     ]
     search = {key: value for key, value in sweep.items() if key != "matrix"} | {"name": "search"}
     sets.submit_set(db, parse_sweep({**search, "search": {"parameters": {"env.A": ["1", "2"]}, "sampler": "grid"}}))
+    timed = {key: value for key, value in sweep.items() if key != "matrix"} | {"name": "timed"}
+    sets.submit_set(db, parse_sweep({**timed, "schedule": {"cron": "0 3 * * *"}}))
     with db.write() as conn:
         people.sign_in(
             conn, issuer="https://id.example.org", subject="1", name="ann@example.org",

@@ -63,6 +63,7 @@ OF_USERS = {
     "outbox",
     "job_sets",
     "set_trials",
+    "schedules",
 }  # tables that a user's requests write
 OF_OPERATORS = {"known_targets", "target_grants", "machines"}
 
@@ -108,7 +109,7 @@ def furnish(db: Database, home: Path, project: str) -> dict[str, str]:
     issue(db, f"spare-{project}", Role.USER, project)
     known_targets.grant(db, "lambda", project, user=None, by="local")
     trials = {"name": f"set-of-{project}", "project": project, "command": ["x"], "matrix": {"env.A": ["1", "2"]}}
-    submitted = sets.submit_set(db, parse_sweep({**trials, "target": "lambda"}))
+    submitted = sets.submit_set(db, parse_sweep({**trials, "target": "lambda", "schedule": {"cron": "0 3 * * *"}}))
     return {
         "uuid": story.id, "id": hook, "project": project, "project_id": project, "job_id": story.id, "period": "month",
         "n": "1", "stream": "agent.log", "path": "outputs/m.bin", "step": "1", "sha256": "0" * 64, "code": "x",
@@ -167,6 +168,7 @@ def test_every_route_as_every_caller(world: World) -> None:
         "POST /v1/training/jobs/{uuid}/cancel", "POST /jobs/{uuid}/cancel", "POST /v1/training/jobs/{uuid}/resume",
         "POST /jobs/{uuid}/resume",  # of a job that is over and has saved nothing
         "PUT /v1/projects/{project}/chunks/{sha256}", "PUT /v1/projects/{project}/workdirs/{sha256}",  # other bytes
+        "POST /sets/{set_id}/pause", "POST /sets/{set_id}/resume",  # the set was cancelled through the API before
         "GET /enter/{code}", "POST /login", "GET /static/{name}", "POST /v1/targets",
         "DELETE /v1/targets/{name}",  # jobs run there
         # For people who signed in by OpenID Connect (sign_in/test_oidc.py), not for tokens:

@@ -184,3 +184,38 @@ def test_the_page_of_a_set_leads_to_a_comparison_of_its_runs(
         )
         assert link is not None and set(link[1].partition("jobs=")[2].split(",")) == set(list_ids(db))
         assert "What differs" in client.get(link[1], headers=tokens["viewer"]).text
+
+
+def test_a_schedule_is_paused_resumed_and_shown(
+    db: Database, tmp_path: Path, tokens: dict[str, dict[str, str]]
+) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True, trust_jobs=True)
+    body = {"name": "nightly", "command": ["x"], "schedule": {"cron": "0 3 * * mon-fri", "timezone": "Asia/Tokyo"}}
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        bad = client.post("/v1/sets", json={**body, "schedule": {"cron": "0 3 * * 9"}}, headers=tokens["user"])
+        assert (bad.status_code, bad.json()["error"]["faults"][0]["path"]) == (422, "schedule.cron")
+        made = client.post("/v1/sets", json=body, headers=tokens["user"])
+        assert made.status_code == 201, made.text
+        line = made.json()["set"]
+        assert (line["schedule"], line["status"], line["trials"]) == ("0 3 * * mon-fri Asia/Tokyo", "pending", 0)
+        assert line["next_at"] is not None and line["paused"] is False
+        page = f"/sets/{line['id']}"
+        shown = client.get(page, headers=tokens["user"]).text
+        assert "0 3 * * mon-fri Asia/Tokyo" in shown and "No run has begun yet." in shown and "Pause schedule" in shown
+        assert line["next_at"][:10] in shown and line["next_at"][:10] in client.get("/", headers=tokens["user"]).text
+        assert "Pause schedule" not in client.get(page, headers=tokens["viewer"]).text
+        for how in ("pause", "resume"):
+            assert client.post(f"/v1{page}/{how}", headers=tokens["viewer"]).status_code == 403
+            assert client.post(f"/v1{page}/{how}", headers=tokens["stranger"]).status_code == 404
+            assert client.post(f"{page}/{how}", headers=tokens["viewer"]).status_code == 403
+        paused = client.post(f"/v1{page}/pause", headers=tokens["user"]).json()["set"]
+        assert (paused["paused"], paused["next_at"], paused["status"]) == (True, None, "pending")
+        assert "Resume schedule" in client.get(page, headers=tokens["user"]).text
+        assert client.post(f"{page}/resume", headers=tokens["user"]).status_code == 303
+        assert client.get(f"/v1{page}", headers=tokens["user"]).json()["set"]["next_at"] == line["next_at"]
+        assert client.post(f"{page}/pause", headers=tokens["user"]).status_code == 303
+        assert client.post(f"/v1{page}/cancel", headers=tokens["user"]).json()["set"]["status"] == "cancelled"
+        refused = client.post(f"/v1{page}/resume", headers=tokens["user"])
+        assert refused.status_code == 409 and "cancelled" in refused.text
+        matrix = client.post("/v1/sets", json=BODY, headers=tokens["user"]).json()["set"]["id"]
+        assert client.post(f"/v1/sets/{matrix}/pause", headers=tokens["user"]).status_code == 409

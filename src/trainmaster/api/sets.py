@@ -52,6 +52,9 @@ class SetLine:
     goal: str = "min"  # or max
     best_value: float | None = None  # in the metric
     search: str | None = None  # how trials are proposed and stopped; None: a matrix
+    schedule: str | None = None  # cron line and time zone; the trials are those of the newest times
+    next_at: datetime | None = None  # of the schedule
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,8 @@ from trainmaster.cli._views import boundary, target_option
 _GROUPS = ("health", "training", "jobs", "server")
 _ORDER = (
     "demo examples check bandwidth accept cluster baseline isolate rejudge remedy readmit history data plan train "
-    "drill export submit jobs top show logs events cancel resume fetch queue nodes cost goodput reap serve work token "
-    "target backup restore rebuild delete report sim"
+    "drill export submit jobs top show logs events cancel pause resume fetch queue nodes cost goodput reap serve work "
+    "token target backup restore rebuild delete report sim"
 ).split()
 
 

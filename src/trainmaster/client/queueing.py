@@ -46,7 +46,10 @@ class QueueCalls:
         )
 
     def submit_set(self, document: Mapping[str, Any]) -> SetPage:
-        """Submit a spec with `matrix` or `search`. Not sent again where no answer came: it would be another set."""
+        """Submit a spec with `matrix`, `search` or `schedule`.
+
+        Not sent again where no answer came: it would be another set.
+        """
         return decode(SetPage, self._transport.request("POST", "/v1/sets", body=document, again=False).json())
 
     def sets(self, *, project: str | None = None, find: str | None = None, limit: int = 50) -> tuple[SetLine, ...]:
@@ -65,5 +68,16 @@ class QueueCalls:
 
     def cancel_set(self, set_id: str) -> SetPage:
         """No further trial begins, and those that are open are asked to save and stop."""
-        path = f"/v1/sets/{quote(set_id, safe='')}/cancel"
+        return self._change_set(set_id, "cancel")
+
+    def pause_set(self, set_id: str) -> SetPage:
+        """No time of its schedule comes until it is resumed."""
+        return self._change_set(set_id, "pause")
+
+    def resume_set(self, set_id: str) -> SetPage:
+        """Its schedule goes on with the next time from now."""
+        return self._change_set(set_id, "resume")
+
+    def _change_set(self, set_id: str, how: str) -> SetPage:
+        path = f"/v1/sets/{quote(set_id, safe='')}/{how}"
         return decode(SetPage, self._transport.request("POST", path).json())

@@ -26,7 +26,7 @@ from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after, log_failure
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Liveness, find_dead
-from trainmaster.control.queueing import dispatch, sets
+from trainmaster.control.queueing import dispatch, schedules, sets
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.tail import Tail
 from trainmaster.control.transitions import end_overdue
@@ -215,9 +215,10 @@ async def _sweep_rented(context: Context) -> None:
 
 
 async def _advance_sets(context: Context, tick_s: float) -> None:
-    """Begin the next trials of sets. Never raises."""
+    """Begin the next trials of sets, and those whose time is reached. Never raises."""
     while True:
         try:
+            await asyncio.to_thread(schedules.begin_due, context.db, now=context.now())
             await asyncio.to_thread(sets.advance, context.db, load=context.load)
         except Exception as error:
             log_failure(log, "sets of runs could not be advanced; trying again later", error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from datetime import timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
 from trainmaster.core.compat import UTC
+from trainmaster.core.config.cron import list_zones
 from trainmaster.core.config.queue import After, Queue
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.container import Container
@@ -225,7 +225,7 @@ class JobSpec:
             if not reason.strip():
                 yield Fault(path=f"allow.{place}", message="write why this is no secret")
         # A node without a zone database reads no timestamps and need not know the zone.
-        known = _zones()
+        known = list_zones()
         if self.zone is not None and known and self.zone not in known:
             yield Fault(path="zone", message=f"{self.zone!r} is no time zone; write for example Europe/Berlin or UTC")
 
@@ -235,12 +235,6 @@ def zone_of(spec: JobSpec, file: str) -> tzinfo:
     if spec.zone is not None:
         return zoneinfo.ZoneInfo(spec.zone)
     return GLOBAL_ZONE if file == GLOBAL_FILE else UTC
-
-
-@functools.cache
-def _zones() -> frozenset[str]:
-    """Every zone of this machine; reading them walks a folder, and a spec is rebuilt with every row."""
-    return frozenset(zoneinfo.available_timezones())
 
 
 def _spares_faults(spec: JobSpec) -> Iterator[Fault]:

@@ -16,7 +16,8 @@ from trainmaster.pages import jobs as job_list
 from trainmaster.pages.cost import figures, list_spent
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.store import events, jobs
-from trainmaster.store.capacity import searches, sets
+from trainmaster.store.capacity import schedules, searches, sets
+from trainmaster.store.capacity.schedules import ScheduleRow
 from trainmaster.store.capacity.searches import SearchTrial
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Database
@@ -76,8 +77,9 @@ def read(
 
 
 def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterator[SetLine]:
-    """A line for each set, those of a matrix from four queries: a list of sets has hundreds of trials."""
+    """A line for each set, those of a matrix from five queries: a list of sets has hundreds of trials."""
     searched = searches.list_ids(db, [row.id for row in rows])
+    timed = schedules.list_schedules(db, [row.id for row in rows])
     outcomes = sets.list_outcomes(db, [row.id for row in rows if row.id not in searched])
     known = {each.job_id: each.status for listed in outcomes.values() for each in listed if each.job_id and each.status}
     completed = [job for job, status in known.items() if status == Status.COMPLETED.value]
@@ -99,7 +101,8 @@ def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterat
                 )
             )  # fmt: skip
         best = find_best(trials)
-        yield _line(row, [replace(trial, best=True) if trial.number == best else trial for trial in trials], None)
+        marked = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
+        yield _line(row, marked, None, timed.get(row.id))
 
 
 def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
@@ -126,7 +129,9 @@ def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
         trials.append(_add_result(shown, told[trial.number]) if trial.number in told else shown)
     best = find_best(trials, goal="min" if search is None else search.goal)
     trials = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
-    return SetPage(set=_line(row, trials, search), trials=tuple(trials))
+    if (timed := schedules.list_schedules(db, [row.id]).get(row.id)) is not None:
+        trials.reverse()  # newest first
+    return SetPage(set=_line(row, trials, search, timed), trials=tuple(trials))
 
 
 def _show_without_job(row: SetRow, trial: TrialRow, name: str) -> Trial:
@@ -173,7 +178,7 @@ def judge_status(statuses: Sequence[Status | None], *, waiting: int, cancelled: 
     return Status.COMPLETED
 
 
-def _line(row: SetRow, trials: Sequence[Trial], search: Search | None) -> SetLine:
+def _line(row: SetRow, trials: Sequence[Trial], search: Search | None, timed: ScheduleRow | None) -> SetLine:
     total = len(trials) if search is None else search.total
     unproposed, cancelled = total - len(trials), row.cancel_at is not None
     waiting = sum(trial.status is None and not trial.message for trial in trials) + unproposed
@@ -183,15 +188,18 @@ def _line(row: SetRow, trials: Sequence[Trial], search: Search | None) -> SetLin
     cents = [trial.cost_cents for trial in trials if trial.job is not None]
     best = next((trial for trial in trials if trial.best), None)
     metric = "loss" if search is None else search.metric
+    status = judge_status([_judge_as(trial) for trial in trials], waiting=waiting, cancelled=cancelled)
+    if timed is not None and status.final and not cancelled:
+        status = Status.PENDING  # its next time comes
     return SetLine(
         id=row.id,
         name=row.name,
         project=row.project,
-        status=judge_status([_judge_as(trial) for trial in trials], waiting=waiting, cancelled=cancelled),
+        status=status,
         trials=total,
         counts=dict(counts),
         parallel=row.parallel,
-        message=row.message,
+        message=row.message or (timed.note if timed is not None else ""),
         cost_cents=sum(cent for cent in cents if cent is not None) if None not in cents else None,
         best_loss=best.value if best is not None and metric == "loss" else None,
         created_at=row.created_at,
@@ -200,6 +208,9 @@ def _line(row: SetRow, trials: Sequence[Trial], search: Search | None) -> SetLin
         goal="min" if search is None else search.goal,
         best_value=best.value if best is not None else None,
         search=None if search is None else _describe(search),
+        schedule=timed.schedule.text if timed is not None else None,
+        next_at=timed.next_at if timed is not None else None,
+        paused=timed is not None and timed.paused,
     )
 
 

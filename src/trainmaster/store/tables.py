@@ -11,6 +11,7 @@ jobs ─┬─ attempts ─┬─ streams        read offset of each stream of a
       └─ artifacts                   objects in storage
 blobs  workdirs                    chunks and snapshots of working folders, by project
 job_sets ── set_trials             sets of runs; a trial becomes a job when its turn comes
+schedules                          sets whose trials begin again at every time of a schedule
 searches ── search_trials ── search_reports   sets whose trials are proposed: results, and what pruners were given
 known_targets  target_grants       targets by name, and which project uses one as which account
 devices  machines  shares          what our own queue gives out, who has it, and what each project may have
@@ -42,6 +43,7 @@ from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metad
 
 devices, machines, shares, queue_orders = queue.devices, queue.machines, queue.shares, queue.queue_orders
 job_sets, set_trials, job_after = queue.job_sets, queue.set_trials, queue.job_after
+schedules = queue.schedules
 searches, search_trials, search_reports = queue.searches, queue.search_trials, queue.search_reports
 
 jobs = Table(

@@ -92,11 +92,17 @@ def list_workdirs(db: Database) -> list[WorkdirRow]:
 
 
 def delete_unused(conn: Connection, *, before: datetime) -> int:
-    """Delete the snapshots that no job names and no upload has touched since `before`; their number."""
-    named = select(t.jobs.c.id).where(
-        t.jobs.c.project == _W.project, t.jobs.c.spec["workdir"].as_string() == PREFIX + _W.sha256
-    )
-    return conn.execute(delete(t.workdirs).where(_W.used_at < before, ~named.exists())).rowcount
+    """Delete the snapshots that no job and no set names and no upload has touched since `before`; their number."""
+    word, of_set = PREFIX + _W.sha256, t.job_sets.c
+    named = select(t.jobs.c.id).where(t.jobs.c.project == _W.project, t.jobs.c.spec["workdir"].as_string() == word)
+    # What a set will begin later: trials that wait, the next trials of a search, the next time of a schedule.
+    begins = select(of_set.id).where(of_set.project == _W.project, of_set.cancel_at.is_(None))
+    waiting, search, schedule = t.set_trials.c, t.searches.c, t.schedules.c
+    trial = (waiting.set_id == of_set.id, waiting.job_id.is_(None), waiting.spec["workdir"].as_string() == word)
+    proposed = (search.set_id == of_set.id, of_set.over.is_(False), search.template["workdir"].as_string() == word)
+    scheduled = (schedule.set_id == of_set.id, schedule.workdir == word)
+    unused = [~query.exists() for query in (named, *(begins.where(*each) for each in (trial, proposed, scheduled)))]
+    return conn.execute(delete(t.workdirs).where(_W.used_at < before, *unused)).rowcount
 
 
 def list_old_blobs(db: Database, *, before: datetime) -> list[tuple[str, BlobRow]]:

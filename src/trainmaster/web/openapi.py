@@ -34,7 +34,7 @@ _SET = {
     "title": "SetSpec",
     "description": "The fields of JobSpec, and those of a set of runs",
     "required": ["name"],
-    "anyOf": [{"required": ["matrix"]}, {"required": ["search"]}],
+    "anyOf": [{"required": ["matrix"]}, {"required": ["search"]}, {"required": ["schedule"]}],
     "properties": {
         "name": {"type": "string"},
         "matrix": {
@@ -46,6 +46,12 @@ _SET = {
             "type": "object",
             "description": "what is varied, and how trials are proposed and stopped: docs/reference/spec.md",
             "required": ["parameters"],
+            "additionalProperties": True,
+        },
+        "schedule": {
+            "type": "object",
+            "description": "times at which the runs begin: docs/reference/spec.md",
+            "required": ["cron"],
             "additionalProperties": True,
         },
         "parallel": {"type": "integer", "minimum": 1, "maximum": 1000, "description": "trials open at once"},

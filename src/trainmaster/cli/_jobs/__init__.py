@@ -80,6 +80,12 @@ class Jobs(Protocol):
 
     def cancel_set(self, set_id: str) -> SetPage: ...
 
+    def pause_set(self, set_id: str) -> SetPage:
+        """No time of its schedule comes until it is resumed."""
+
+    def resume_set(self, set_id: str) -> SetPage:
+        """Its schedule goes on with the next time from now."""
+
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,18 @@ class HomeQueue:
         from trainmaster.control.queueing import sets
 
         sets.cancel(self.db, set_id)
+        return self._set(set_id)
+
+    def pause_set(self, set_id: str) -> SetPage:
+        from trainmaster.control.queueing import schedules
+
+        schedules.pause(self.db, set_id)
+        return self._set(set_id)
+
+    def resume_set(self, set_id: str) -> SetPage:
+        from trainmaster.control.queueing import schedules
+
+        schedules.go_on(self.db, set_id, now=datetime.now(UTC))
         return self._set(set_id)
 
     def _set(self, set_id: str) -> SetPage:

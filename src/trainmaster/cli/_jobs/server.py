@@ -109,6 +109,12 @@ class ServerJobs:
     def cancel_set(self, set_id: str) -> SetPage:
         return self._client.cancel_set(set_id)
 
+    def pause_set(self, set_id: str) -> SetPage:
+        return self._client.pause_set(set_id)
+
+    def resume_set(self, set_id: str) -> SetPage:
+        return self._client.resume_set(set_id)
+
     def show(self, job_id: str) -> JobPage:
         return self._client.job(job_id)
 

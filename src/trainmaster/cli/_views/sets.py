@@ -24,6 +24,8 @@ def print_set(page: SetPage) -> None:
         "reason": escape(line.message),
         "at once": str(line.parallel),
         "price": f"{dollars(line.cost_cents)} so far" if line.cost_cents else "",
+        "schedule": line.schedule or "",
+        "next run": next_text(line) if line.schedule and not line.status.final else "",
         "search": f"{line.search}, {line.goal} {escape(line.metric)}" if line.search else "",
         f"best {escape(line.metric)}": _figure(line.best_value),
     }
@@ -66,6 +68,13 @@ def count_text(line: SetLine) -> str:
     done = line.counts.get("completed", 0)
     rest = [f"{count} {word}" for word, count in line.counts.items() if word != "completed"]
     return ", ".join([f"{done} of {line.trials} completed", *rest])
+
+
+def next_text(line: SetLine) -> str:
+    """When the next run of a schedule begins, in the zone of this machine."""
+    if line.paused:
+        return "when it is resumed: it is paused"
+    return f"{line.next_at.astimezone():%Y-%m-%d %H:%M %Z}" if line.next_at is not None else "never"
 
 
 def wait_text(line: SetLine) -> str:

@@ -25,7 +25,8 @@ def cancel(
 ) -> None:
     """Cancel a job: it is asked to save, killed after its grace, and all it held is given back.
 
-    Of a set of runs no further trial begins, and those that are open are cancelled.
+    Of a set of runs no further trial begins, and those that are open are cancelled. A schedule ends with its set;
+    `trainmaster pause` keeps it.
 
     Where no server or worker drives the job, this command does it and returns when the job has ended.
 

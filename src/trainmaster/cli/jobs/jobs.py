@@ -74,8 +74,8 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
         done = f"{folded.counts.get('completed', 0)}/{folded.trials}"
         loss = f"{folded.best_loss:.4f}" if folded.best_loss is not None else ""
         who = (escape(folded.submitted_by or ""),) if named else ()
-        state = _console.paint(folded.status)
-        cells = (folded.id[:8], escape(folded.name), escape(folded.project), *who, state, "set", done, loss, "")
+        state, stage = _console.paint(folded.status), _stage(folded)
+        cells = (folded.id[:8], escape(folded.name), escape(folded.project), *who, state, stage, done, loss, "")
         table.add_row(*cells, age(folded.created_at))
     for line in page.jobs:
         table.add_row(
@@ -94,6 +94,13 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
     shown = len(page.jobs)
     if shown < page.total:
         _console.note(f"{shown} of {page.total}; --offset {offset + shown} shows more")
+
+
+def _stage(line: SetLine) -> str:
+    if line.schedule is None or line.status.final:
+        return "set"
+    at = f"{line.next_at.astimezone():%m-%d %H:%M}" if line.next_at is not None else "never"
+    return "paused" if line.paused else f"next {at}"
 
 
 def _remark(line: JobLine, *, undriven: bool) -> str:

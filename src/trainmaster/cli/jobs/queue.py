@@ -15,7 +15,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect, warn_undriven
 from trainmaster.cli._server import ServerOption
-from trainmaster.cli._views.sets import wait_text
+from trainmaster.cli._views.sets import next_text, wait_text
 from trainmaster.cli.jobs.jobs import age
 from trainmaster.core.errors import UsageError
 
@@ -44,7 +44,8 @@ def queue(
     """List the jobs that wait: their place, why, and when they are expected to start.
 
     A place is one in our own queue, for machines that have none (`local`, `ssh`). Where Slurm or Kubernetes queue, the
-    reason is theirs. Trials of a set that have not begun are no jobs yet: a line below counts them.
+    reason is theirs. Trials of a set that have not begun are no jobs yet: a line below counts them. Another
+    line has the next run of each schedule.
 
     [bold]Examples[/]
 
@@ -61,7 +62,8 @@ def queue(
             most = f"at most {quota} devices at once" if quota is not None else "no limit"
             _console.note(f"project {name} has {most} and weight {weight:g}")
         page = source.queue(project=project, limit=limit)
-        sets = () if json else [line for line in source.sets(project=project) if line.counts.get("waiting")]
+        known = () if json else source.sets(project=project)
+        sets = [line for line in known if line.counts.get("waiting")]
         if page.jobs or sets:
             warn_undriven(source)
     if json:
@@ -71,6 +73,9 @@ def queue(
         _print(page)
     for line in sets:
         _console.note(wait_text(line))
+    for line in known:
+        if line.schedule and not line.status.final:
+            _console.note(f"{_console.plain(line.name)}: next run {next_text(line)}")
     if not page.jobs and not sets:
         _console.note("no job waits")
 

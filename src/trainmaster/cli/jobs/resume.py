@@ -8,13 +8,14 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
-from trainmaster.cli._jobs import connect
+from trainmaster.cli._jobs import connect, sweep
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli.jobs.submit import follow_to_end
+from trainmaster.core.errors import UsageError
 
 
 def resume(
-    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name.")],
+    job: Annotated[str, typer.Argument(help="Job id, its unique beginning, or a name; or a set with a schedule.")],
     values: Annotated[list[str] | None, typer.Argument(help="Values to put over its spec's: key.path=value.")] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Run it again from the beginning instead, as a run of its own.")
@@ -29,6 +30,8 @@ def resume(
     A job that still runs is refused: two runs must not write the same checkpoints. One that has saved no checkpoint
     is refused too; --again runs it from the beginning.
 
+    A schedule that was paused goes on with its next time from now; times during the pause are not made up for.
+
     [bold]Examples[/]
 
       trainmaster resume 3f2a
@@ -38,8 +41,15 @@ def resume(
       trainmaster resume llama-trial limits.max_cost=500
 
       trainmaster resume --again 3f2a
+
+      trainmaster resume nightly   (a schedule that `trainmaster pause` has paused)
     """
     with connect(home, server) as jobs:
+        if (found := jobs.find_set(job)) is not None:
+            if values or again or follow:
+                raise UsageError(f"{job!r} is a set of runs: --again, --follow and values are for a job")
+            sweep.change_schedule(jobs, found, job, paused=False, json=json)
+            return
         act = jobs.rerun if again else jobs.resume
         made = act(jobs.find(job), values or ())
         if json:

@@ -51,7 +51,7 @@ def submit(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """Submit a job, or a set of runs: a spec with `matrix:` or `search:`.
+    """Submit a job, or a set of runs: a spec with `matrix:`, `search:` or `schedule:`.
 
     A spec with faults is refused with all of them (exit code 2), and nothing is created.
 

@@ -228,7 +228,7 @@ def _begin(
 
 
 def _take(conn: Connection, row: SetRow, found: SearchRow) -> int:
-    turn = None if searches.is_cancelled(conn, row.id) else searches.take_turn(conn, row.id, seen=found.turn)
+    turn = None if sets.is_cancelled(conn, row.id) else searches.take_turn(conn, row.id, seen=found.turn)
     if turn is None:
         raise _NotNow("something else was recorded for this search, or it was cancelled")
     return turn

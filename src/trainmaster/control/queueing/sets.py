@@ -3,7 +3,8 @@
 A set and all its trials are rows of one transaction. A trial becomes a job when fewer than `parallel` of the set are
 open; the job and the mark that the trial has begun are one transaction too. So a control plane that dies at any moment
 neither loses a trial nor begins one twice, and several of them may advance the same set. Everything else about a trial
-is what is known of its job. The trials of a search are proposed one by one (searching.py).
+is what is known of its job. The trials of a search are proposed one by one (searching.py), those of a schedule come at
+its times (schedules.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -19,10 +20,11 @@ from trainmaster import targets
 from trainmaster.control import budget, failpoints
 from trainmaster.control import submit as submitting
 from trainmaster.control.queueing import searching, study
+from trainmaster.core.config.cron import Schedule
 from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.errors import JobFinal, JobMissing, TrainmasterError, UsageError
 from trainmaster.store import audit, jobs, tokens
-from trainmaster.store.capacity import searches, sets
+from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Connection, Database
 from trainmaster.targets import Target
@@ -37,7 +39,10 @@ class _NotNow(TrainmasterError):
 def submit_set(
     db: Database, sweep: Sweep, *, load: Callable[[str], Target] = targets.load, by: str = submitting.LOCAL
 ) -> SetRow:
-    """A new set. A trial that its target cannot take is refused before there is a row."""
+    """A new set. A trial that its target cannot take is refused before there is a row.
+
+    The trials of a schedule have the name of the first time here, and come as rows at its times.
+    """
     if sweep.search is not None:
         study.require()
     checked = [submitting.check(db, trial.spec, load=load) for trial in sweep.trials]
@@ -50,16 +55,31 @@ def submit_set(
     with failpoints.around("commit set"), db.write() as conn:
         for price in dict.fromkeys(prices):
             budget.admit(conn, sweep.project, price=price, now=at)
-        if sweep.search is None:
+        if sweep.search is None and sweep.schedule is None:
             sets.insert_set(conn, set_id, sweep, by=name, at=at, words=words)
         else:
             sets.insert_set(conn, set_id, replace(sweep, trials=()), by=name, at=at)
+        if sweep.search is not None:
             searches.insert_search(conn, set_id, sweep.search, sweep.template, words[0])
+        if sweep.schedule is not None:
+            _insert_schedule(conn, set_id, sweep, sweep.schedule, words=words, at=at)
         detail = {"name": sweep.name, "project": sweep.project, "trials": sweep.total}
         audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)
     row = sets.find_set(db, set_id)
     assert row is not None
     return row
+
+
+def _insert_schedule(
+    conn: Connection, set_id: str, sweep: Sweep, schedule: Schedule, *, words: Sequence[str], at: datetime
+) -> None:
+    trials = [
+        {"values": dict(trial.values), "spec": trial.spec, "word": word}
+        for trial, word in zip(sweep.trials, words, strict=True)
+    ]
+    workdir = sweep.trials[0].spec.workdir
+    schedules.insert_schedule(conn, set_id, schedule, trials, workdir=workdir, next_at=schedule.find_next(at))
+    sets.mark_over(conn, set_id)
 
 
 def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> None:
@@ -83,6 +103,7 @@ def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> No
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
     """No further trial begins, and those that are open are asked to save and stop."""
     with failpoints.around("commit set cancel"), db.write() as conn:
+        schedules.end(conn, set_id)
         sets.request_cancel(conn, set_id, at=datetime.now(UTC))
         audit.record(conn, who=by, action="set.cancel", subject=f"set:{set_id}")
     row = sets.find_set(db, set_id)

@@ -1,5 +1,7 @@
 """A set of runs: a job spec with `matrix:`, expanded to one spec per trial, or with `search:`, filled trial by trial.
 
+With `schedule:` the trials of the matrix, or the one job, begin again at every time of it (cron.py).
+
     matrix: {train.optimizer.lr: [1e-4, 3e-4], env.SEED: ["1", "2"], size: [small, large]}
     parallel: 2
 
@@ -12,22 +14,24 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from trainmaster.core.config.cron import MOST_WAITING, Schedule
 from trainmaster.core.config.search import MOST_TRIALS, Search
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.schema import build
 from trainmaster.core.spec import JobSpec, parse_spec
 
-KEYS = ("matrix", "search", "parallel")
+KEYS = ("matrix", "search", "parallel", "schedule")
 _FIELDS = frozenset(item.name for item in fields(JobSpec))
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # Of the whole set: one name, one bill, one checkpoint folder each.
 _FIXED = ("name", "project", "resume_from")
 # Of a whole search too: what a submission may use is decided once, before there is a proposal.
 _SUBMITTED = ("project", "target", "workdir", "allow")
+_LONGEST_SCHEDULED = 63 - 9  # a run a minute, of a hundred trials each, has eight digits after a year
 _FIXED_IN_SEARCH = frozenset((*_FIXED, *_SUBMITTED, "rent", "after", "schedule"))
 
 
@@ -53,6 +57,7 @@ class Sweep:
     trials: tuple[Trial, ...]
     document: Mapping[str, Any] = field(default_factory=dict)  # that it was made of
     search: Search | None = None
+    schedule: Schedule | None = None  # at each of its times all trials begin
 
     @property
     def total(self) -> int:
@@ -79,11 +84,14 @@ def is_sweep(mapping: object) -> bool:
 def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
     """The trials of a document; SpecError with the faults of the matrix, or of the first trial that has some."""
     plain = {key: value for key, value in mapping.items() if key not in KEYS}
+    schedule = _parse_schedule(mapping)
     if "search" in mapping:
         return _parse_search(mapping, plain)
     matrix, parallel = mapping.get("matrix"), mapping.get("parallel")
-    if faults := [*_find_faults(matrix, plain), *_find_parallel(parallel)]:
+    alone = schedule is not None and "matrix" not in mapping
+    if faults := [*_find_faults({} if alone else matrix, plain, alone=alone), *_find_parallel(parallel)]:
         raise SpecError(faults)
+    matrix = {} if alone else matrix
     assert isinstance(matrix, Mapping)
     trials = []
     for number, values in enumerate(itertools.product(*matrix.values()), 1):
@@ -91,13 +99,41 @@ def parse_sweep(mapping: Mapping[str, Any]) -> Sweep:
         spec = parse_spec(fill(plain, chosen, number))
         trials.append(Trial(number=number, values=chosen, spec=spec))
     first = trials[0].spec
+    if schedule is not None and (scheduled := list(_find_unscheduled(plain, trials))):
+        raise SpecError(scheduled)
     return Sweep(
         name=str(plain["name"]),
         project=first.project,
         parallel=int(parallel or len(trials)),
         trials=tuple(trials),
         document=dict(mapping),
+        schedule=schedule,
     )
+
+
+def _parse_schedule(mapping: Mapping[str, Any]) -> Schedule | None:
+    if "schedule" not in mapping:
+        return None
+    value = mapping["schedule"]
+    if "search" in mapping:
+        raise SpecError([Fault(path="schedule", message="does not go with `search`: leave out one of the two")])
+    if not isinstance(value, Mapping):
+        raise SpecError([Fault(path="schedule", message='write its times: schedule: {cron: "0 3 * * *"}')])
+    return build(Schedule, value, path="schedule")
+
+
+def _find_unscheduled(plain: Mapping[str, Any], trials: Sequence[Trial]) -> Iterator[Fault]:
+    """What cannot begin again and again."""
+    if len(trials) > MOST_WAITING:
+        yield Fault(path="matrix", message=f"gives {len(trials)} trials; with `schedule` at most {MOST_WAITING}")
+    if any(trial.spec.after.jobs for trial in trials):
+        yield Fault(path="after", message="does not go with `schedule`: those jobs run once; leave out one of the two")
+    if len({trial.spec.workdir for trial in trials}) > 1:
+        yield Fault(path="matrix.workdir", message="is the same for all runs of a schedule")
+    if len(str(plain["name"])) > _LONGEST_SCHEDULED:
+        yield Fault(
+            path="name", message=f"is too long for a schedule, which adds numbers; at most {_LONGEST_SCHEDULED}"
+        )
 
 
 def _parse_search(mapping: Mapping[str, Any], plain: Mapping[str, Any]) -> Sweep:
@@ -149,8 +185,9 @@ def _place(fault: Fault, chosen: Mapping[str, Any]) -> Fault:
     return Fault(path=f"search.parameters.{key}", message=fault.message)
 
 
-def _find_faults(matrix: object, plain: Mapping[str, Any]) -> Iterator[Fault]:
-    if not isinstance(matrix, Mapping) or not matrix:
+def _find_faults(matrix: object, plain: Mapping[str, Any], *, alone: bool) -> Iterator[Fault]:
+    """What is wrong with a matrix; `alone`: there need be none."""
+    if not isinstance(matrix, Mapping) or (not matrix and not alone):
         message = "write fields with the values to try: {train.optimizer.lr: [0.0001, 0.0003]}"
         yield Fault(path="matrix", message=message)
         return

@@ -103,12 +103,6 @@ def take_turn(conn: Connection, set_id: str, *, seen: int) -> int | None:
     return seen + 1 if changed.rowcount == 1 else None
 
 
-def is_cancelled(conn: Connection, set_id: str) -> bool:
-    """Waits for a cancel that is being written; one that comes later waits for us."""
-    query = select(t.job_sets.c.cancel_at).where(t.job_sets.c.id == set_id).with_for_update()
-    return conn.execute(query).scalar_one() is not None
-
-
 def insert_trial(
     conn: Connection,
     set_id: str,

@@ -193,11 +193,15 @@ def find_spec(db: Database, set_id: str, number: int) -> JobSpec:
 def take_trial(conn: Connection, set_id: str, number: int, job_id: str) -> bool:
     """The trial is this job from now on; False where it is one already, or the set was cancelled."""
     # A set that is being cancelled is waited for, and one that is not yet waits for this job.
-    cancelled = conn.execute(select(_SETS.cancel_at).where(_SETS.id == set_id).with_for_update()).scalar_one()
-    if cancelled is not None:
+    if is_cancelled(conn, set_id):
         return False
     mine = (_TRIALS.set_id == set_id, _TRIALS.number == number, _TRIALS.job_id.is_(None))
     return conn.execute(update(t.set_trials).where(*mine).values(job_id=job_id)).rowcount == 1
+
+
+def is_cancelled(conn: Connection, set_id: str) -> bool:
+    """Waits for a cancel that is being written; one that comes later waits for us."""
+    return conn.execute(select(_SETS.cancel_at).where(_SETS.id == set_id).with_for_update()).scalar_one() is not None
 
 
 def request_cancel(conn: Connection, set_id: str, *, at: datetime) -> None:
@@ -212,5 +216,10 @@ def set_message(conn: Connection, set_id: str, message: str) -> None:
 
 
 def mark_over(conn: Connection, set_id: str) -> None:
-    """Nothing is left to begin or to cancel."""
+    """Nothing is left to begin or to cancel. Of a set with a schedule: until its next time."""
+    if not is_cancelled(conn, set_id):  # and no time of a schedule adds trials while this row is locked
+        waiting = select(_TRIALS.number).join(t.schedules, t.schedules.c.set_id == _TRIALS.set_id)
+        waiting = waiting.where(_TRIALS.set_id == set_id, _TRIALS.job_id.is_(None))
+        if conn.execute(waiting.limit(1)).first() is not None:
+            return
     conn.execute(update(t.job_sets).where(_SETS.id == set_id).values(over=True, message=""))

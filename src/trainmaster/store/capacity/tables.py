@@ -86,6 +86,20 @@ job_after = Table(
     Column("name", String(63), nullable=False),  # of that job
 )
 
+# A set whose trials begin again at every time of a schedule: each time adds rows to set_trials.
+schedules = Table(
+    "schedules",
+    metadata,
+    Column("set_id", String(36), ForeignKey("job_sets.id"), primary_key=True),
+    Column("schedule", json_column(), nullable=False),
+    Column("trials", json_column(), nullable=False),  # values, spec and word of each, as rows of set_trials get them
+    Column("workdir", Text),  # of all of them: the snapshot is kept for the next time
+    Column("next_at", UtcTime, index=True),  # NULL: paused, cancelled, or no time is left
+    Column("paused", Boolean, nullable=False),
+    Column("begun", Integer, nullable=False),  # numbers given to trials so far
+    Column("note", SafeText, nullable=False),  # which times got no run, and why
+)
+
 # A set whose trials are proposed: its rows of set_trials come one by one, each with a row of search_trials.
 searches = Table(
     "searches",

@@ -1,8 +1,9 @@
-"""Sets of runs: submit one, list them, the table of results, cancel."""
+"""Sets of runs: submit one, list them, the table of results, cancel, pause and resume a schedule."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
@@ -10,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from trainmaster.api.sets import SetPage, SetsPage
+from trainmaster.control.queueing import schedules
 from trainmaster.control.queueing import sets as control
 from trainmaster.core.config.sweep import Sweep, parse_sweep
 from trainmaster.core.errors import Fault, SpecError
@@ -51,7 +53,7 @@ def list_sets(
 
 @router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
 async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
-    """Submit a spec with `matrix` or `search`, as JSON. It is checked; its trials become jobs as their turn comes."""
+    """Submit a spec with `matrix`, `search` or `schedule`, as JSON. Its trials become jobs as their turn comes."""
     document = await json_body.read_spec(request)
     with dependencies.creating():
         made = await run_in_threadpool(_submit, request, db, who, document)
@@ -64,10 +66,36 @@ def find_set(page: Found) -> Response:
     return reply(page)
 
 
+@router.post("/{set_id}/pause", response_model=SetPage)
+def pause_set(page: Found, db: dependencies.Db, who: dependencies.User) -> Response:
+    """No time of its schedule comes until it is resumed; runs that have begun are not stopped."""
+    return reply(pause(db, page, who))
+
+
+@router.post("/{set_id}/resume", response_model=SetPage)
+def resume_set(page: Found, db: dependencies.Db, who: dependencies.User) -> Response:
+    """The schedule goes on with its next time from now; times during the pause are not made up for."""
+    return reply(resume(db, page, who))
+
+
 @router.post("/{set_id}/cancel", response_model=SetPage)
 def cancel_set(page: Found, db: dependencies.Db, who: dependencies.User) -> Response:
     """No further trial begins, and those that are open are asked to save and stop."""
     return reply(cancel(db, page, who))
+
+
+def pause(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
+    """The set, with its schedule paused."""
+    need(who, Role.USER, project=page.set.project)
+    schedules.pause(db, page.set.id, by=who.name)
+    return sets.read_one(db, page.set.id) or page
+
+
+def resume(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
+    """The set, whose schedule goes on."""
+    need(who, Role.USER, project=page.set.project)
+    schedules.go_on(db, page.set.id, now=datetime.now(UTC), by=who.name)
+    return sets.read_one(db, page.set.id) or page
 
 
 def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
@@ -79,7 +107,8 @@ def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
 
 def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any) -> SetPage:
     if not isinstance(document, dict):
-        raise SpecError([Fault(path="", message="write an object with the fields of a spec and `matrix` or `search`")])
+        message = "write an object with the fields of a spec and `matrix`, `search` or `schedule`"
+        raise SpecError([Fault(path="", message=message)])
     sweep = parse_sweep(document)
     if who.project is not None and sweep.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
         sweep = _move(sweep, who.project)

@@ -1,4 +1,4 @@
-"""One set of runs: its status, its cost, the table of results, and the button that cancels it."""
+"""One set of runs: its status, its cost, the table of results, and the buttons that cancel and pause it."""
 
 from __future__ import annotations
 
@@ -23,4 +23,18 @@ def show_set(page: sets.Found, who: dependencies.Viewer, part: bool = False) -> 
 def cancel_set(page: sets.Found, db: dependencies.Db, who: dependencies.User) -> Response:
     """Cancel it, as the API does."""
     sets.cancel(db, page, who)
+    return RedirectResponse(f"/sets/{page.set.id}", status_code=303)
+
+
+@router.post("/sets/{set_id}/pause")
+def pause_set(page: sets.Found, db: dependencies.Db, who: dependencies.User) -> Response:
+    """Pause its schedule, as the API does."""
+    sets.pause(db, page, who)
+    return RedirectResponse(f"/sets/{page.set.id}", status_code=303)
+
+
+@router.post("/sets/{set_id}/resume")
+def resume_set(page: sets.Found, db: dependencies.Db, who: dependencies.User) -> Response:
+    """Let its schedule go on, as the API does."""
+    sets.resume(db, page, who)
     return RedirectResponse(f"/sets/{page.set.id}", status_code=303)

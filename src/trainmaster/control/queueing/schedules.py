@@ -1,0 +1,108 @@
+"""Schedules: begin what is due, pause one, let it go on.
+
+At a time of its schedule a set gets new trials, in one transaction with the move to the next time
+(store/capacity/schedules.py). From there they are trials as any other: sets.py makes each one job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+
+from trainmaster.control import failpoints
+from trainmaster.control.submit import LOCAL
+from trainmaster.core.config.cron import MOST_WAITING, Schedule
+from trainmaster.core.errors import UsageError
+from trainmaster.store import audit
+from trainmaster.store.capacity import schedules, sets
+from trainmaster.store.capacity.schedules import DueRow
+from trainmaster.store.database import Connection, Database
+
+TIME_VARIABLE = "TRAINMASTER_SCHEDULED_AT"  # of every run: the time that it stands for, with its offset
+COLUMN = "scheduled for"  # in the table of results; no variable of a matrix has a space in its name
+
+log = logging.getLogger(__name__)
+
+
+def begin_due(db: Database, *, now: datetime) -> None:
+    """Begin the trials of every schedule whose time is reached. What goes wrong with one holds up no other."""
+    for row in schedules.list_due(db, now):
+        try:
+            _begin(db, row, now)
+        except Exception as error:
+            text = f"the schedule cannot go on: {type(error).__name__}: {error}"[:500]
+            if text != row.note:  # once, and not at every tick
+                log.exception("schedule of set %s; trying again", row.set_id)
+            with db.write() as conn:
+                schedules.set_note(conn, row.set_id, text)
+
+
+def _begin(db: Database, row: DueRow, now: datetime) -> None:
+    times = row.schedule.find_due(row.next_at, now)
+    next_at = row.schedule.find_next(now)
+    with failpoints.around("commit scheduled", row.set_id), db.write() as conn:
+        if not schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=next_at):
+            return
+        begun, note = _choose(conn, row, times)
+        if begun:
+            first = schedules.take_numbers(conn, row.set_id, len(begun) * len(row.trials))
+            schedules.insert_trials(conn, row.set_id, list(_make_trials(row, begun, first)))
+        schedules.set_note(conn, row.set_id, note)
+
+
+def _choose(conn: Connection, row: DueRow, times: Sequence[datetime]) -> tuple[Sequence[datetime], str]:
+    """Those of the times that get a run, and what to say of the others."""
+    waiting, going = schedules.count_open(conn, row.set_id)
+    room = (MOST_WAITING - waiting) // len(row.trials)
+    since = _show(row.schedule, row.next_at)
+    if not times:
+        return (), f"no run for {since}: no server ran then (missed: skip)"
+    if row.schedule.overlap == "skip" and waiting + going:
+        return (), f"no run for {_show(row.schedule, times[-1])}: the one before is not over (overlap: skip)"
+    if room < len(times):
+        return times[len(times) - max(room, 0) :], f"times since {since} got no run: {waiting} runs wait already"
+    if times[0] > row.next_at:
+        return times, f"times since {since} got no run of their own: no server ran then (missed: {row.schedule.missed})"
+    return times, ""
+
+
+def _make_trials(row: DueRow, times: Sequence[datetime], first: int) -> list[dict[str, object]]:
+    made: list[dict[str, object]] = []
+    for time in times:
+        shown = _show(row.schedule, time)
+        for trial in row.trials:
+            number = first + len(made)
+            spec = trial["spec"]
+            spec = {**spec, "name": f"{row.name}-{number}", "env": {**spec["env"], TIME_VARIABLE: shown}}
+            values = {COLUMN: shown, **trial["values"]}
+            made.append({"number": number, "values": values, "spec": spec, "word": trial["word"]})
+    return made
+
+
+def pause(db: Database, set_id: str, *, by: str = LOCAL) -> None:
+    """No time comes until it goes on; runs that have begun are not stopped. UsageError where there is no schedule."""
+    _change(db, set_id, None, by=by)
+
+
+def go_on(db: Database, set_id: str, *, now: datetime, by: str = LOCAL) -> None:
+    """The next time from now on counts; those during the pause were not missed."""
+    _change(db, set_id, now, by=by)
+
+
+def _change(db: Database, set_id: str, now: datetime | None, *, by: str) -> None:
+    found, row = schedules.list_schedules(db, [set_id]).get(set_id), sets.find_set(db, set_id)
+    if found is None or row is None:
+        raise UsageError(f"set {set_id} has no schedule: its runs begin once")
+    with failpoints.around("commit pause"), db.write() as conn:
+        # Locks the row of the schedule: a cancel that is being written is waited for, a later one comes after this.
+        schedules.set_next(conn, set_id, found.schedule.find_next(now) if now is not None else None, paused=now is None)
+        if sets.is_cancelled(conn, set_id):
+            raise UsageError(f"set {set_id} is cancelled; submit it again")
+        action = "set.pause" if now is None else "set.resume"
+        audit.record(conn, who=by, action=action, subject=f"set:{set_id}")
+
+
+def _show(schedule: Schedule, time: datetime) -> str:
+    """A time in the zone of the schedule, with its offset: of a doubled hour it says which."""
+    return time.astimezone(schedule.zone).isoformat(timespec="minutes")

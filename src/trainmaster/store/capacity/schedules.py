@@ -1,0 +1,124 @@
+"""Schedules of sets: a row with the next time and with what begins then.
+
+A time is taken in one transaction with the trials that begin: whoever moves `next_at` on has taken it, and nobody else
+can. So a time that was reached has its trials once, whichever control plane dies when, and however many there are.
+Rows are locked in one order: the schedule, then its set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from trainmaster.core.config.cron import Schedule
+from trainmaster.core.schema import build, to_plain
+from trainmaster.store import tables as t
+from trainmaster.store.database import Database
+
+KEPT = 200  # trials in the table of a set; the jobs of older ones stay, as jobs of their own
+_S, _SETS, _TRIALS = t.schedules.c, t.job_sets.c, t.set_trials.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRow:
+    """A schedule, without what begins."""
+
+    set_id: str
+    schedule: Schedule
+    next_at: datetime | None
+    paused: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueRow:
+    """A schedule whose next time is reached, with the values, the spec and the word of each trial."""
+
+    set_id: str
+    name: str
+    schedule: Schedule
+    next_at: datetime
+    note: str
+    trials: Sequence[Mapping[str, Any]]
+
+
+def insert_schedule(
+    conn: Connection,
+    set_id: str,
+    schedule: Schedule,
+    trials: Sequence[Mapping[str, Any]],
+    *,
+    workdir: str | None,
+    next_at: datetime | None,
+) -> None:
+    row = {
+        "set_id": set_id, "schedule": to_plain(schedule), "trials": to_plain(trials), "workdir": workdir,
+        "next_at": next_at, "paused": False, "begun": 0, "note": "",
+    }  # fmt: skip
+    conn.execute(insert(t.schedules).values(row))
+
+
+def list_due(db: Database, now: datetime) -> list[DueRow]:
+    columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials)
+    query = select(*columns).join(t.job_sets, _SETS.id == _S.set_id)
+    with db.read() as conn:
+        rows = conn.execute(query.where(_S.next_at <= now).order_by(_S.next_at)).mappings().all()
+    return [DueRow(**{**row, "schedule": build(Schedule, row["schedule"])}) for row in rows]
+
+
+def list_schedules(db: Database, set_ids: Sequence[str]) -> dict[str, ScheduleRow]:
+    """Those of these sets that have a schedule."""
+    query = select(_S.set_id, _S.schedule, _S.next_at, _S.paused, _S.note).where(_S.set_id.in_(list(set_ids)))
+    with db.read() as conn:
+        rows = conn.execute(query).mappings().all()
+    return {row["set_id"]: ScheduleRow(**{**row, "schedule": build(Schedule, row["schedule"])}) for row in rows}
+
+
+def take_time(conn: Connection, set_id: str, *, seen: datetime, next_at: datetime | None) -> bool:
+    """Move on from the time that was seen; False where somebody has taken it, or it was paused or cancelled."""
+    mine = (_S.set_id == set_id, _S.next_at == seen)
+    return conn.execute(update(t.schedules).where(*mine).values(next_at=next_at)).rowcount == 1
+
+
+def count_open(conn: Connection, set_id: str) -> tuple[int, int]:
+    """Trials of a set that have not begun, and jobs of it that are not over."""
+    waiting = select(func.count()).where(_TRIALS.set_id == set_id, _TRIALS.job_id.is_(None))
+    going = (
+        select(func.count())
+        .select_from(t.set_trials.join(t.jobs, t.jobs.c.id == _TRIALS.job_id))
+        .where(_TRIALS.set_id == set_id, t.jobs.c.stage.is_not(None))
+    )
+    return int(conn.execute(waiting).scalar_one()), int(conn.execute(going).scalar_one())
+
+
+def take_numbers(conn: Connection, set_id: str, count: int) -> int:
+    """The first of so many numbers for trials, none of which was ever used."""
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(begun=_S.begun + count))
+    return int(conn.execute(select(_S.begun).where(_S.set_id == set_id)).scalar_one()) - count + 1
+
+
+def insert_trials(conn: Connection, set_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Trials that begin as their turn comes. The oldest that are over leave the table."""
+    conn.execute(insert(t.set_trials), [{"set_id": set_id, "job_id": None, **row} for row in rows])
+    conn.execute(update(t.job_sets).where(_SETS.id == set_id).values(over=False))
+    is_open = select(t.jobs.c.id).where(t.jobs.c.id == _TRIALS.job_id, t.jobs.c.stage.is_not(None)).exists()
+    old = _TRIALS.number <= max(row["number"] for row in rows) - KEPT
+    conn.execute(delete(t.set_trials).where(_TRIALS.set_id == set_id, old, _TRIALS.job_id.is_not(None), ~is_open))
+
+
+def set_note(conn: Connection, set_id: str, note: str) -> None:
+    conn.execute(update(t.schedules).where(_S.set_id == set_id, _S.note != note).values(note=note))
+
+
+def set_next(conn: Connection, set_id: str, next_at: datetime | None, *, paused: bool) -> None:
+    """Pause it, or let it go on with this time."""
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(next_at=next_at, paused=paused))
+
+
+def end(conn: Connection, set_id: str) -> None:
+    """No further time comes: its set is cancelled."""
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(next_at=None, paused=False))

@@ -1,0 +1,307 @@
+"""Schedules: each time has its run once, whoever dies when; missed times, overlaps, pause and cancel by their rules."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from trainmaster.control import failpoints, workdir
+from trainmaster.control.queueing import schedules, sets
+from trainmaster.core.config.cron import MOST_WAITING
+from trainmaster.core.config.sweep import parse_sweep
+from trainmaster.core.errors import UsageError
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages.sets import read, read_one
+from trainmaster.storage import open_store
+from trainmaster.store import jobs, workdirs
+from trainmaster.store.capacity import schedules as store
+from trainmaster.store.capacity import sets as store_sets
+from trainmaster.store.capacity.sets import SetRow
+from trainmaster.store.database import Database
+from trainmaster.store.migrate import open_database
+from trainmaster.store.workdirs import WorkdirRow
+
+pytestmark = pytest.mark.both_databases
+
+DOCUMENT: dict[str, Any] = {
+    "name": "nightly", "command": ["train"], "schedule": {"cron": "0 3 * * *", "timezone": "Europe/Berlin"},
+}  # fmt: skip
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+class Killed(BaseException):
+    """The process dies here."""
+
+
+def submit(db: Database, **more: Any) -> tuple[SetRow, datetime]:
+    """A schedule, and its first time."""
+    document = {**DOCUMENT, **more, "schedule": {**DOCUMENT["schedule"], **more.get("schedule", {})}}
+    row = sets.submit_set(db, parse_sweep(document))
+    first = store.list_schedules(db, [row.id])[row.id].next_at
+    assert first is not None and first > datetime.now(UTC)
+    assert row.id not in [each.id for each in store_sets.list_unfinished(db)]
+    return row, first
+
+
+def tick(db: Database, now: datetime) -> None:
+    schedules.begin_due(db, now=now)
+    sets.advance(db)
+
+
+def end_all(db: Database) -> None:
+    for job_id in jobs.list_ids(db):
+        with db.write() as conn:
+            jobs.finish(conn, job_id, seen=Stage.QUEUED, status=Status.COMPLETED, at=datetime.now(UTC))
+
+
+def begun(db: Database) -> dict[str, str]:
+    """Name of each job, and the time that it stands for."""
+    rows = [jobs.find_job(db, job_id) for job_id in jobs.list_ids(db)]
+    return {row.name: row.spec.env[schedules.TIME_VARIABLE] for row in rows if row is not None}
+
+
+def show(at: datetime) -> str:
+    return at.astimezone(store_zone()).isoformat(timespec="minutes")
+
+
+def store_zone() -> Any:
+    return parse_sweep(DOCUMENT).schedule.zone  # type: ignore[union-attr]
+
+
+def note(db: Database, row: SetRow) -> str:
+    return store.list_schedules(db, [row.id])[row.id].note
+
+
+def test_every_time_is_one_ordinary_job_with_a_name_of_its_own(db: Database) -> None:
+    row, first = submit(db)
+    tick(db, first - HOUR)
+    assert jobs.list_ids(db) == []
+    at, wanted = first, {}
+    for number in range(1, 4):
+        tick(db, at + timedelta(seconds=1))
+        tick(db, at + timedelta(seconds=2))
+        wanted[f"nightly-{number}"] = show(at)
+        assert begun(db) == wanted
+        end_all(db)
+        tick(db, at + HOUR)
+        following = store.list_schedules(db, [row.id])[row.id].next_at
+        assert following is not None and following > at
+        at = following
+    page = read_one(db, "nightly")
+    assert page is not None and [trial.name for trial in page.trials] == ["nightly-3", "nightly-2", "nightly-1"]
+    assert page.trials[0].values == {"scheduled for": wanted["nightly-3"]}
+    assert page.set.status is Status.PENDING and (page.set.next_at, page.set.paused) == (at, False)
+    assert page.set.schedule == "0 3 * * * Europe/Berlin" and page.set.message == ""
+    assert read(db).sets == (page.set,), "the list says the same"
+    assert store_sets.list_unfinished(db) == [], "nothing is looked at until the next time"
+
+
+@pytest.mark.parametrize("place", ["commit scheduled: before", "commit scheduled: after", "commit trial: before"])
+def test_killed_anywhere_a_time_has_its_run_once(db: Database, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = 0
+
+    def die(reached: str, _detail: object) -> None:
+        nonlocal died
+        died += reached == place
+        if reached == place and died % 2:
+            raise Killed
+
+    _, first = submit(db)
+    monkeypatch.setattr(failpoints, "_reach", die)
+    at = first
+    for _ in range(3):
+        for _ in range(4):
+            try:
+                tick(db, at)
+            except Killed:
+                continue
+        end_all(db)
+        at += DAY
+    times = list(begun(db).values())
+    assert died >= 3 and len(times) == len(set(times)) == 3
+
+
+def test_two_servers_take_a_time_once(db: Database, database_url: str) -> None:
+    """Each with its own connection, at the same moment; every run begins once."""
+    row, first = submit(db, schedule={"cron": "* * * * *", "overlap": "queue"})
+    others = [db, open_database(database_url)]
+    start = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def serve(mine: Database) -> None:
+        try:
+            for number in range(20):
+                start.wait(timeout=60)
+                tick(mine, first + timedelta(minutes=number))
+        except BaseException as error:
+            failures.append(error)
+            start.abort()
+
+    threads = [threading.Thread(target=serve, args=(mine,)) for mine in others]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    others[1].close()
+    assert not failures
+    trials = store_sets.list_trials(db, row.id)
+    times = [trial.values["scheduled for"] for trial in trials]
+    assert times == [show(first + timedelta(minutes=number)) for number in range(20)]
+    for _ in range(20):
+        end_all(db)
+        sets.advance(db)
+    assert len(begun(db)) == 20 and set(begun(db).values()) == set(times), "parallel is 1: they waited for each other"
+
+
+def test_a_trial_that_comes_while_its_set_is_found_over_is_not_lost(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server saw nothing that waits and marks the set as over; another has just added a run."""
+    row, first = submit(db)
+    tick(db, first)
+    end_all(db)
+    mark_over = store_sets.mark_over
+
+    def late(conn: Any, set_id: str) -> None:
+        monkeypatch.setattr(store_sets, "mark_over", mark_over)
+        store.insert_trials(conn, row.id, [{"number": 2, "values": {}, "spec": {}, "word": None}])
+        mark_over(conn, set_id)
+
+    monkeypatch.setattr(store_sets, "mark_over", late)
+    with db.write() as conn:
+        store_sets.mark_over(conn, row.id)
+    assert [each.id for each in store_sets.list_unfinished(db)] == [row.id]
+
+
+@pytest.mark.parametrize(("missed", "runs"), [("once", 1), ("skip", 0), ("all", 5)])
+def test_times_at_which_no_server_ran(db: Database, missed: str, runs: int) -> None:
+    overlap = "queue" if missed == "all" else "skip"
+    row, first = submit(db, schedule={"timezone": "UTC", "missed": missed, "overlap": overlap})
+    for _ in range(6):
+        tick(db, first + 4 * DAY + HOUR)
+        end_all(db)
+    newest = [(first + number * DAY).isoformat(timespec="minutes") for number in range(5)][5 - runs :]
+    assert list(begun(db).values()) == newest
+    assert ("missed: " + missed in note(db, row)) == (missed != "all")
+    page = read_one(db, row.id)
+    assert page is not None and page.set.message == note(db, row)
+    tick(db, first + 5 * DAY)
+    assert len(begun(db)) == runs + 1 and note(db, row) == "", "the next one is on time"
+
+
+def test_a_run_that_is_not_over_keeps_the_next_from_beginning(db: Database) -> None:
+    row, first = submit(db)
+    tick(db, first)
+    tick(db, first + DAY)
+    assert len(begun(db)) == 1 and "overlap: skip" in note(db, row)
+    end_all(db)
+    tick(db, first + 2 * DAY)
+    assert len(begun(db)) == 2 and note(db, row) == ""
+
+
+def test_the_number_of_runs_that_wait_and_of_those_that_are_listed_is_bounded(db: Database) -> None:
+    row, first = submit(db, schedule={"cron": "* * * * *", "overlap": "queue", "missed": "all"})
+    with db.write() as conn:
+        conn.execute(store.t.schedules.update().values(next_at=first - 30 * DAY))
+    tick(db, first)
+    with db.read() as conn:
+        assert store.count_open(conn, row.id) == (MOST_WAITING - 1, 1)
+    for number in range(1, 4):
+        tick(db, first + timedelta(minutes=number))
+    assert len(store_sets.list_trials(db, row.id)) == MOST_WAITING + 1 and "runs wait already" in note(db, row)
+    with db.write() as conn:  # runs that are over leave the table when there are more than it holds
+        done = {"job_id": "gone"}
+        conn.execute(store.t.set_trials.update().where(store.t.set_trials.c.job_id.is_(None)).values(done))
+    end_all(db)
+    for number in range(1, 130):
+        schedules.begin_due(db, now=first + HOUR + timedelta(minutes=number))
+        with db.write() as conn:
+            conn.execute(store.t.set_trials.update().where(store.t.set_trials.c.job_id.is_(None)).values(done))
+    numbers = [trial.number for trial in store_sets.list_trials(db, row.id)]
+    assert len(numbers) == store.KEPT and numbers == list(range(numbers[-1] - store.KEPT + 1, numbers[-1] + 1))
+
+
+def test_a_matrix_begins_as_a_whole(db: Database) -> None:
+    row, first = submit(db, matrix={"env.SEED": ["1", "2", "3"]}, parallel=2)
+    tick(db, first)
+    assert len(begun(db)) == 2
+    end_all(db)
+    sets.advance(db)
+    end_all(db)
+    tick(db, first + DAY)
+    specs = {job.name: job.spec.env["SEED"] for job in (jobs.find_job(db, each) for each in jobs.list_ids(db)) if job}
+    assert specs == {f"nightly-{number}": str((number - 1) % 3 + 1) for number in range(1, 6)}
+    page = read_one(db, row.id)
+    assert page is not None and set(page.trials[0].values) == {"scheduled for", "env.SEED"}
+
+
+def test_pause_resume_and_cancel(db: Database) -> None:
+    row, first = submit(db)
+    schedules.pause(db, row.id)
+    tick(db, first + 3 * DAY)
+    page = read_one(db, row.id)
+    assert page is not None and (page.set.paused, page.set.next_at) == (True, None) and begun(db) == {}
+    schedules.go_on(db, row.id, now=first + 3 * DAY)
+    tick(db, first + 3 * DAY + HOUR)
+    assert begun(db) == {}, "times during the pause were not missed"
+    tick(db, first + 4 * DAY + HOUR)
+    assert len(begun(db)) == 1
+    sets.cancel(db, row.id)
+    tick(db, first + 9 * DAY)
+    (job,) = (jobs.find_job(db, each) for each in jobs.list_ids(db))
+    assert job is not None and job.cancel_requested and store_sets.list_unfinished(db) == []
+    end_all(db)
+    page = read_one(db, row.id)
+    assert page is not None and page.set.status is Status.CANCELLED and page.set.next_at is None
+    for change in (lambda: schedules.pause(db, row.id), lambda: schedules.go_on(db, row.id, now=first)):
+        with pytest.raises(UsageError, match="is cancelled"):
+            change()
+    assert store.list_schedules(db, [row.id])[row.id].next_at is None
+    once = sets.submit_set(db, parse_sweep({"name": "b", "command": ["x"], "matrix": {"env.A": ["1"]}}))
+    with pytest.raises(UsageError, match="no schedule"):
+        schedules.pause(db, once.id)
+
+
+def test_a_cancel_between_the_look_and_the_act_begins_nothing(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, first = submit(db)
+    list_due = store.list_due
+
+    def interleave(db: Database, now: datetime) -> list[store.DueRow]:
+        found = list_due(db, now)
+        sets.cancel(db, row.id)
+        return found
+
+    monkeypatch.setattr(store, "list_due", interleave)
+    tick(db, first)
+    assert store_sets.list_trials(db, row.id) == [] and begun(db) == {}
+
+
+def test_one_that_cannot_be_read_holds_up_no_other(db: Database, caplog: pytest.LogCaptureFixture) -> None:
+    bad, first = submit(db, name="bad")
+    submit(db)
+    with db.write() as conn:
+        broken = {"trials": [{"values": {}}]}
+        conn.execute(store.t.schedules.update().where(store.t.schedules.c.set_id == bad.id).values(broken))
+    for _ in range(3):
+        tick(db, first)
+    assert list(begun(db)) == ["nightly-1"] and caplog.text.count("trying again") == 1
+    assert note(db, bad) == "the schedule cannot go on: KeyError: 'spec'"
+
+
+def test_the_working_folder_of_what_begins_later_is_kept(db: Database, tmp_path: Any) -> None:
+    """Of a schedule and of a set whose runs wait; of a cancelled one it goes."""
+    old = datetime.now(UTC) - 9 * DAY
+    with db.write() as conn:
+        for letter in "abcd":
+            row = WorkdirRow(project="default", sha256=letter * 64, manifest=(), files=0, size_bytes=0)
+            workdirs.put_workdir(conn, row, at=old)
+    kept, _ = submit(db, workdir=f"sha256:{'a' * 64}")
+    waits = {"name": "w", "command": ["x"], "matrix": {"env.A": ["1"]}, "workdir": f"sha256:{'b' * 64}"}
+    sets.submit_set(db, parse_sweep(waits))
+    gone, _ = submit(db, name="gone", workdir=f"sha256:{'c' * 64}")
+    sets.cancel(db, gone.id)
+    workdir.sweep(db, open_store(tmp_path / "storage"))
+    assert {row.sha256[0] for row in workdirs.list_workdirs(db)} == {"a", "b"} and kept.name == "nightly"

@@ -50,7 +50,7 @@ def describe(sweep: Sweep) -> str:
     """The trials, a line each, for `--dry-run`."""
     if sweep.search is not None:
         return _describe_search(sweep, sweep.search)
-    lines = []
+    lines: list[str] = []
     if sweep.schedule is not None:
         lines = _describe_schedule(sweep.schedule)
     if sweep.schedule is None or sweep.trials[0].values:

@@ -168,7 +168,8 @@ class Schedule:
     def find_next(self, after: datetime) -> datetime | None:
         """The first time behind this one, in UTC; None: there is none in nine years."""
         cron, zone = parse_cron(self.cron), self.zone
-        day, found = after.astimezone(zone).date() - _DAY, None
+        day = after.astimezone(zone).date() - _DAY
+        found: datetime | None = None
         for _ in range(_MOST_DAYS):
             times = [time for time in list_day(cron, day, zone) if time > after]
             if found is not None:  # a day further: a doubled hour at midnight belongs to two days

@@ -41,7 +41,7 @@ async def write_behind(
     later = [asyncio.create_task(commits.write(db, change, what="later")) for change in changes]
     await asyncio.sleep(0)
     go.set()
-    return await asyncio.gather(first, *later, return_exceptions=True)
+    return list(await asyncio.gather(first, *later, return_exceptions=True))
 
 
 def test_what_waits_for_the_writer_is_committed_together_and_each_gets_its_own_answer(db: Database) -> None:

@@ -38,13 +38,13 @@ def read(db: Database, job_id: str, home: Path) -> dict[str, list[str]]:
     with db.read() as conn:
         iterations = {row.id: row.number for row in conn.execute(select(tables.iterations))}
         weights: Counter[tuple[str, str]] = Counter()
-        for row in conn.execute(select(tables.events)):
-            weights[row.attempt, row.stream] += _weigh(row)
+        for line in conn.execute(select(tables.events)):
+            weights[line.attempt, line.stream] += _weigh(line)
         for table in metadata.sorted_tables:
             query = select(table).order_by(table.c.id) if table.name in _ORDERED else select(table)
             rows = [dict(row) for row in conn.execute(query).mappings() if row.get("phase") != "HEARTBEAT"]
-            for row in rows if table is tables.streams else ():  # a heartbeat more or less moves it
-                row["kept"] = row["kept"] == weights[row["attempt"], row["stream"]]
+            if table is tables.streams:  # a heartbeat more or less moves it
+                rows = [{**row, "kept": row["kept"] == weights[row["attempt"], row["stream"]]} for row in rows]
             told = [_tell(table, row, iterations).replace(job_id, "JOB").replace(str(home), "HOME") for row in rows]
             found[table.name] = told if table.name in _ORDERED else sorted(told)
     return found

@@ -108,7 +108,8 @@ def keep(conn: Connection, place: str, waits: str, *, at: datetime) -> None:
 
 def list_kept(db: Database, *, since: datetime) -> list[Order]:
     """Orders of places that were decided since then."""
-    o, last, orders = t.queue_orders.c, _last.setdefault(db, {}), []
+    o, last = t.queue_orders.c, _last.setdefault(db, {})
+    orders: list[Order] = []
     with db.read() as conn:
         for place, at in conn.execute(select(o.place, o.at).where(o.at >= since).order_by(o.place)).all():
             before = last.get(place)

@@ -18,7 +18,7 @@ from containers import PASSWORD, USER, Registry, registry
 from reconciling import drive
 from sshd import Lab, lab, needs_sshd
 from trainmaster.control import submit as submitting
-from trainmaster.control.logs import read
+from trainmaster.control.log_view.logs import read
 from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status

@@ -18,7 +18,7 @@ from sshd import lab, needs_sshd
 from trainmaster import targets
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
-from trainmaster.control.logs import read
+from trainmaster.control.log_view.logs import read
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status, TargetState
 from trainmaster.storage import open_store

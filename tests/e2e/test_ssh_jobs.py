@@ -23,8 +23,9 @@ from fork_server import ForkServer
 from reconciling import drive, running
 from sshd import Lab, lab, needs_sshd
 from train.runs import Ranks
-from trainmaster.control import logs, reap
+from trainmaster.control import reap
 from trainmaster.control import submit as submitting
+from trainmaster.control.log_view import logs
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, node_file
 from trainmaster.core.schema import build

@@ -122,7 +122,7 @@ def create_app(
 def _settle() -> None:
     """Bound the threads and the memory of a server that runs for months."""
     # Database calls need few threads, and many compete for the interpreter lock: with 40 one slow call slowed every
-    # answer. Storage has threads of its own (control/logs.py).
+    # answer. Storage has threads of its own (control/log_view/logs.py).
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     # A thread that computes (the ledger of a long run) keeps the interpreter for this long whenever a request waits for
     # it, which is after each of its queries: 5 ms by default.

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 
 from trainmaster.api.codec import to_json
-from trainmaster.control import logs
+from trainmaster.control.log_view import logs
 from trainmaster.core.errors import StorageError, TargetError
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.storage import Store

@@ -176,7 +176,7 @@ class HomeJobs(HomeQueue):
             time.sleep(_EVERY_S)
 
     def log(self, job_id: str, stream: str, *, attempt: int | None, follow: bool) -> Iterator[bytes]:
-        from trainmaster.control import logs
+        from trainmaster.control.log_view import logs
 
         number, offset = self._attempt(job_id, attempt).number, 0
         while True:
@@ -195,7 +195,7 @@ class HomeJobs(HomeQueue):
     def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
         import asyncio
 
-        from trainmaster.control import logs
+        from trainmaster.control.log_view import logs
         from trainmaster.store.attempts import list_attempts
 
         streams = asyncio.run(logs.list_streams(self.db, self._row(job_id), list_attempts(self.db, job_id)))
@@ -204,7 +204,7 @@ class HomeJobs(HomeQueue):
     def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
         import asyncio
 
-        from trainmaster.control import logs
+        from trainmaster.control.log_view import logs
 
         row, attempt_row = self._row(job_id), self._attempt(job_id, attempt)
         return asyncio.run(
@@ -217,7 +217,7 @@ class HomeJobs(HomeQueue):
         return artifacts.read(self.db, job_id).artifacts
 
     def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]:
-        from trainmaster.control import logs
+        from trainmaster.control.log_view import logs
         from trainmaster.store import artifacts
 
         row = artifacts.find_artifact(self.db, job_id, path)

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainmaster.control import logs
-from trainmaster.control.log_view import grep
+from trainmaster.control.log_view import grep, logs
 from trainmaster.core.errors import UsageError
 from trainmaster.storage import Store
 from trainmaster.store.database import Database

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from trainmaster.control import logs
+from trainmaster.control.log_view import logs
 from trainmaster.control.log_view.search import LogLine
 from trainmaster.storage import Store
 from trainmaster.store.database import Database

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from trainmaster.api.files import Artifacts
-from trainmaster.control.logs import read_stored
+from trainmaster.control.log_view.logs import read_stored
 from trainmaster.core.errors import NoSignedUrls
 from trainmaster.pages import artifacts
 from trainmaster.storage import Store

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.api.files import Logs
-from trainmaster.control import logs
+from trainmaster.control.log_view import logs
 from trainmaster.core.plan import split_node_file
 from trainmaster.store.attempts import list_attempts
 from trainmaster.web import dependencies, streaming

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from trainmaster.api.files import LogStream
-from trainmaster.control import logs
+from trainmaster.control.log_view import logs
 from trainmaster.control.log_view import search as log_search
 from trainmaster.control.log_view import window as log_window
 from trainmaster.control.log_view.search import Found, LogLine

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from trainmaster.control import submit as submitting
 from trainmaster.control.queueing import sets
@@ -16,7 +17,7 @@ from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.pages import queue as queue_page
 from trainmaster.queueing.state import Device
-from trainmaster.store import jobs, leases
+from trainmaster.store import jobs, leases, tables
 from trainmaster.store.capacity import after, devices, queue
 from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
@@ -164,3 +165,28 @@ def test_the_trials_of_a_set_wait_for_the_job_that_had_the_name_then(db: Databas
     begun = [trial.job_id for trial in store.list_trials(db, row.id) if trial.job_id is not None]
     assert len(begun) == 2
     assert [[other.id for other in after.list_before(db, job)] for job in begun] == [[first.id]] * 2
+
+
+@pytest.mark.parametrize("kind", ["matrix", "search"])
+def test_trials_whose_predecessor_was_deleted_fail_for_it_and_the_set_ends(
+    db: Database, tmp_path: Path, kind: str
+) -> None:
+    first = submitting.submit(db, parse_spec({"name": "prepare", "command": ["x"]}))
+    varied: dict[str, object] = {"matrix": {"n": [1, 2]}}
+    if kind == "search":
+        varied = {"search": {"parameters": {"n": [1, 2]}, "sampler": "grid"}}
+    document = {"name": "lr", "command": ["x", "{n}"], "parallel": 1, "after": {"jobs": ["prepare"]}, **varied}
+    row = sets.submit_set(db, parse_sweep(document))
+    later = submitting.submit(db, parse_spec({"name": "prepare", "command": ["x"]}))
+    sets.advance(db)
+    (job,) = [trial.job_id for trial in store.list_trials(db, row.id) if trial.job_id is not None]
+    assert [other.id for other in after.list_before(db, job)] == [first.id], f"not {later.id}"
+    with db.write() as conn:
+        jobs.finish(conn, first.id, seen=Stage.QUEUED, status=Status.COMPLETED, at=datetime.now(UTC))
+        jobs.finish(conn, job, seen=Stage.QUEUED, status=Status.COMPLETED, at=datetime.now(UTC))
+        conn.execute(delete(tables.transitions).where(tables.transitions.c.job_id == first.id))
+        conn.execute(delete(tables.jobs).where(tables.jobs.c.id == first.id))
+    sets.advance(db)
+    begun = [trial.job_id for trial in store.list_trials(db, row.id) if trial.job_id is not None]
+    assert len(begun) == 2, [each.message for each in store.list_unfinished(db)]
+    assert [(other.id, other.status) for other in after.list_before(db, begun[1])] == [(first.id, None)]

@@ -346,3 +346,22 @@ def test_a_sample_of_the_chaos(tmp_path: Path, parallel: int) -> None:
     """`make chaos-search` is the whole of it."""
     outcome = search_chaos.run(tmp_path, trials=8, kills=4, seed=parallel, parallel=parallel)
     assert outcome.faults == [] and sum(outcome.kills.values()) == 4
+
+
+def test_a_search_whose_runs_log_without_end_leaves_time_for_others(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread advances all sets: a pass that always finds something new ends all the same."""
+    sets.submit_set(db, parse_sweep(document()))
+    other = sets.submit_set(db, parse_sweep({"name": "other", "command": ["x", "{n}"], "matrix": {"n": [1]}}))
+    passes = 0
+
+    def find_more(*_: object) -> bool:
+        nonlocal passes
+        passes += 1
+        return passes < 2_000
+
+    monkeypatch.setattr(searching, "_read_reports", find_more)
+    sets.advance(db)
+    assert 0 < passes < 20
+    assert [trial.open for trial in store.list_trials(db, other.id)] == [True]

@@ -128,3 +128,9 @@ def test_a_mistake_is_named_by_its_place(more: dict[str, Any], path: str) -> Non
     with pytest.raises(SpecError) as refused:
         parse_sweep({**PLAIN, **more})
     assert path in [fault.path for fault in refused.value.faults]
+
+
+@pytest.mark.parametrize("step", [1e-300, 1e-25, 5e-324])
+def test_a_step_that_is_too_small_is_a_fault_and_no_crash(step: float) -> None:
+    with pytest.raises(SpecError, match="is too small"):
+        parse_space({"float": [0, 1], "step": step}, path="x")

@@ -6,6 +6,7 @@ import copy
 import random
 import shlex
 import string
+import time
 from typing import Any
 
 import pytest
@@ -382,3 +383,31 @@ def test_a_hundred_typical_lines_raise_no_alarm() -> None:
     programs = ("python", "vllm", "kubeadm", "hugging", "curl", "docker", "mysql", "sshpass", "redis", "git")
     commands = [shlex.split(line) for line in HARMLESS_LINES if line.startswith(programs)]
     assert [words for words in commands if list(find_in_spec(parse_spec({**SPEC, "command": words})))] == []
+
+
+@pytest.mark.parametrize("unit", ["a-", "a" * 40 + " ", "eyJaaaaaaaa-", "$a-", "--a", "-"])
+def test_a_long_text_takes_time_by_its_length_alone(unit: str) -> None:
+    """Four times the text must not take sixteen times as long: one submission would stop the server for hours."""
+    recognise("x")
+
+    def measure(size: int) -> float:
+        text, began = unit * (size // len(unit)), time.process_time()
+        assert recognise(text) is None
+        return time.process_time() - began
+
+    short = min(measure(2_000) for _ in range(3))
+    assert min(measure(16_000) for _ in range(3)) < 8 * short * 3
+
+
+@pytest.mark.parametrize("text", ["$a-password=hunter22", ":a-b-password=hunter22", "x --db-password=hunter22"])
+def test_a_password_behind_a_hyphen_is_known(text: str) -> None:
+    assert recognise(text) is not None
+
+
+def test_the_advice_and_the_names_of_fields_are_not_hidden() -> None:
+    spec = parse_spec({"name": "a", "command": ["x"], "env": {"API_KEY": "hunter22hunter22"}})
+    (fault,) = find_in_spec(spec)
+    assert "allow: {'env.API_KEY': <reason>}" in fault.message and hide(fault.message) == fault.message
+    assert hide(str(fault)) == str(fault)
+    assert hide("ssh:/etc/passwd: no such file") == "ssh:/etc/passwd: no such file"
+    assert "hunter22" not in hide("passwd: hunter22")

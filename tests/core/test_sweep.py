@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.core.config.sweep import is_sweep, parse_sweep
+from trainmaster.core.config.sweep import MOST_BYTES, is_sweep, parse_sweep
 from trainmaster.core.errors import SpecError
 
 PLAIN: dict[str, Any] = {"name": "a", "command": ["train", "--lr={lr}"], "env": {"SIZE": "{size}"}}
@@ -57,3 +57,25 @@ def test_a_mistake_is_named_by_its_place(more: dict[str, Any], path: str) -> Non
     with pytest.raises(SpecError) as refused:
         parse_sweep({**PLAIN, **more})
     assert path in [fault.path for fault in refused.value.faults]
+
+
+@pytest.mark.parametrize("section", ["matrix", "search"])
+def test_the_specs_of_a_set_are_bounded_together(section: str) -> None:
+    """A request is multiplied by its trials; so is a value by the places where it stands."""
+    many = {"matrix": {"lr": list(range(1000))}}
+    if section == "search":
+        many = {"search": {"parameters": {"lr": {"int": [1, 9]}}, "trials": 1000}}
+    assert parse_sweep({**PLAIN, "env": {"PAD": "x" * 9_000}, **many}).total == 1000
+    with pytest.raises(SpecError) as caught:
+        parse_sweep({**PLAIN, "env": {"PAD": "x" * 900_000}, **many})
+    assert [fault.path for fault in caught.value.faults] == [section]
+    assert f"{MOST_BYTES:,}" in caught.value.faults[0].message
+    with pytest.raises(SpecError, match="a set has at most"):
+        parse_sweep({**PLAIN, "command": ["{lr}" * 100_000], "matrix": {"lr": ["x" * 1000]}})
+
+
+def test_a_value_is_no_template() -> None:
+    """Values that name each other would be a gigabyte after ten of them."""
+    matrix = {"a": ["{b}"], "b": ["{a}"]}
+    (trial,) = parse_sweep({"name": "a", "command": ["{a}", "{b}"], "matrix": matrix}).trials
+    assert trial.spec.command == ("{b}", "{a}")

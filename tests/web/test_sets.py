@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import list_ids
 from trainmaster.web.app import create_app
+from trainmaster.web.routes import sets as route
 from web.conftest import BASE, LOCAL
 from web.furnished import NOBODY, issue
 
@@ -219,3 +222,56 @@ def test_a_schedule_is_paused_resumed_and_shown(
         assert refused.status_code == 409 and "cancelled" in refused.text
         matrix = client.post("/v1/sets", json=BODY, headers=tokens["user"]).json()["set"]["id"]
         assert client.post(f"/v1/sets/{matrix}/pause", headers=tokens["user"]).status_code == 409
+
+
+def test_large_submissions_take_turns_and_the_rest_is_told_to_wait(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are checked at once, eight wait, the others come later; other requests are answered meanwhile."""
+    app = create_app(db, tmp_path, reconcile=False)
+    going, most, gate = 0, 0, threading.Event()
+    submit = route._submit
+
+    def slow(*args: Any) -> Any:
+        nonlocal going, most
+        going += 1
+        most = max(most, going)
+        assert gate.wait(20)
+        going -= 1
+        return submit(*args)
+
+    monkeypatch.setattr(route, "_submit", slow)
+    with TestClient(app, base_url=BASE, client=LOCAL) as client, ThreadPoolExecutor(14) as pool:
+        answers = [pool.submit(client.post, "/v1/sets", json=BODY) for _ in range(14)]
+        refused, _ = wait(answers, timeout=10, return_when=FIRST_COMPLETED)
+        assert {answer.result().status_code for answer in refused} == {503}
+        assert all(answer.result().headers["retry-after"] for answer in refused)
+        assert client.get("/healthz").status_code == 200
+        gate.set()
+        codes = [answer.result().status_code for answer in answers]
+    assert (sorted(set(codes)), codes.count(201), most) == ([201, 503], 10, 2)
+
+
+def test_a_set_that_a_request_multiplies_too_far_is_refused_with_the_limit(db: Database, tmp_path: Path) -> None:
+    app = create_app(db, tmp_path, reconcile=False)
+    body = {
+        "name": "b",
+        "command": ["true", "{x}"],
+        "matrix": {"x": list(range(1000))},
+        "env": {"PAD": "z y" * 300_000},
+    }
+    with TestClient(app, base_url=BASE, client=LOCAL) as client:
+        answer = client.post("/v1/sets", json=body)
+        assert answer.status_code == 422 and "16,777,216" in answer.json()["error"]["faults"][0]["message"]
+        tiny = {"parameters": {"x": {"float": [0, 1], "step": 1e-300}}, "trials": 2}
+        answer = client.post("/v1/sets", json={"name": "b", "command": ["true", "{x}"], "search": tiny})
+        assert (answer.status_code, answer.json()["error"]["faults"][0]["path"]) == (422, "search.parameters.x.step")
+    assert store.list_sets(db) == []
+
+
+def test_a_text_that_all_trials_share_is_looked_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(sets, "recognise", seen.append)
+    body = {"name": "b", "command": ["true", "{x}"], "matrix": {"x": list(range(20))}, "env": {"PAD": "z y" * 1000}}
+    sets.submit_set(db, parse_sweep(body))
+    assert seen.count("z y" * 1000) == 1 and seen.count("19") == 1

@@ -13,7 +13,9 @@ from trainmaster.control import budget, inputs, known_targets, workdir
 from trainmaster.control.queueing import dispatch
 from trainmaster.core.config.queue import After
 from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
+from trainmaster.core.ids import is_uuid
 from trainmaster.core.secret.in_spec import find_in_spec
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
 from trainmaster.store.capacity import after
@@ -37,16 +39,18 @@ def submit_once(
     load: Callable[[str], Target] = targets.load,
     by: str = LOCAL,
     within: Callable[[Connection, str], None] | None = None,
+    pinned: bool = False,
 ) -> tuple[JobRow, bool]:
     """The job that stands for this submission, and whether it is new.
 
     The same key with the same spec gives the same job, however often it is sent; with another spec it is KeyTaken.
     OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
     would go on with checkpoints that another job still writes. `within` writes what belongs to the new job, in the same
-    transaction; where it raises, there is no job.
+    transaction; where it raises, there is no job. `pinned`: of a trial, whose `after` has the ids of jobs that there
+    were when its set was submitted.
     """
-    spec, word, job_id, price = check(db, spec, load=load)
-    before = pin_after(db, spec).after.jobs
+    spec, word, job_id, price = check(db, spec, load=load, pinned=pinned)
+    before = pin_after(db, spec, pinned=pinned).after.jobs
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with db.write() as conn:
@@ -67,15 +71,20 @@ def submit_once(
 
 
 def check(
-    db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load
+    db: Database,
+    spec: JobSpec,
+    *,
+    load: Callable[[str], Target] = targets.load,
+    pinned: bool = False,
+    recognise: Callable[[str], str | None] = recognise,
 ) -> tuple[JobSpec, str, str, float | None]:
     """The spec as it would be stored, what its target stands for, an id and the price; errors as of `submit_once`."""
     with db.read() as conn:
         word = known_targets.find_word(conn, spec)
     spec = _find_first(db, spec, word)
-    pin_after(db, spec)
+    pin_after(db, spec, pinned=pinned)
     # Here and not in the spec itself: rows of earlier days must stay readable.
-    if faults := [*find_in_spec(spec), *_find_tilde(spec), *dispatch.find_faults(db, word, spec)]:
+    if faults := [*find_in_spec(spec, recognise=recognise), *_find_tilde(spec), *dispatch.find_faults(db, word, spec)]:
         raise SpecError(faults)
     workdir.check_known(db, spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
@@ -137,13 +146,19 @@ def _find_first(db: Database, spec: JobSpec, word: str) -> JobSpec:
     return replace(spec, resume_from=first)
 
 
-def pin_after(db: Database, spec: JobSpec) -> JobSpec:
-    """The spec with the ids of the jobs that it waits for; a job of another project is as unknown as none."""
+def pin_after(db: Database, spec: JobSpec, *, pinned: bool = False) -> JobSpec:
+    """The spec with the ids of the jobs that it waits for; a job of another project is as unknown as none.
+
+    Where they are `pinned` already, one that is gone was deleted since: its id stays, and the job fails for it.
+    """
     ids, faults = [], []
     for number, word in enumerate(spec.after.jobs):
         found = after.find_named(db, spec.project, word)
         if len(found) == 1:
             ids.append(found[0].id)
+            continue
+        if pinned and not found and is_uuid(word):
+            ids.append(word)
             continue
         message = f"the project {spec.project} has no job {word!r}; submit that one first"
         message = f"{word!r} is the beginning of several ids; write more of the id" if found else message

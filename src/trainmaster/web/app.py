@@ -34,7 +34,7 @@ from trainmaster.web.metrics import Meter, MetricsMiddleware
 from trainmaster.web.otlp.exporter import Exporter, TraceMiddleware
 from trainmaster.web.otlp.settings import Otlp
 from trainmaster.web.page_cache import PageCache
-from trainmaster.web.rate_limit import ASKING, Rate
+from trainmaster.web.rate_limit import ASKING, Rate, Turns
 from trainmaster.web.sections import ROUTERS
 from trainmaster.web.sections.compared import ComparedCurves
 from trainmaster.web.sign_in import login, oidc
@@ -98,6 +98,7 @@ def create_app(
     app.state.kept = Kept()
     app.state.followers = followers if followers is not None else Followers()
     app.state.searches = asyncio.Semaphore(log_search.MOST_AT_ONCE)
+    app.state.turns = Turns()
     app.state.reconciler = lambda: "off"
     app.state.storage_probe = StorageProbe(kept)
     app.state.local, app.state.trust_jobs = local, trust_jobs

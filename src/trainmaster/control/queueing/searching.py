@@ -31,6 +31,7 @@ from trainmaster.store.database import Connection, Database
 from trainmaster.targets import Target
 
 _AT_ONCE = 1000  # events that are read in one go
+_PASSES = 5  # over a search at a tick: one thread advances all sets, and some runs log without end
 _MOST_STEPS = 2**53  # a float holds every whole number up to here
 _PRUNED_BY = "search"  # in the audit trail
 
@@ -40,8 +41,14 @@ class _NotNow(TrainmasterError):
 
 
 def advance(db: Database, row: SetRow, *, load: Callable[[str], Target]) -> None:
-    """Take steps until there is nothing to do now. What keeps the next trial from its begin is the set's message."""
-    while _read_reports(db, row) or _begin_next(db, row, load):
+    """Take steps until there is nothing to do now, as much as one tick may take of the thread that advances all sets.
+
+    What keeps the next trial from its begin is the set's message.
+    """
+    for _ in range(_PASSES):
+        if not _read_reports(db, row):
+            break
+    while _begin_next(db, row, load):  # each is one of the trials that are left
         pass
     found = searches.find_search(db, row.id)
     trials, begun = searches.list_trials(db, row.id), sets.list_trials(db, row.id)
@@ -224,7 +231,9 @@ def _begin(
         sets.set_message(conn, row.id, "")
 
     with failpoints.around("commit trial", number):
-        submitting.submit_once(db, spec, key=None, load=load, by=row.submitted_by or submitting.LOCAL, within=mark)
+        submitting.submit_once(
+            db, spec, key=None, load=load, by=row.submitted_by or submitting.LOCAL, within=mark, pinned=True
+        )
 
 
 def _take(conn: Connection, row: SetRow, found: SearchRow) -> int:

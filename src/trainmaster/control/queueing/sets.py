@@ -10,6 +10,7 @@ its times (schedules.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from trainmaster.control.queueing import searching, study
 from trainmaster.core.config.cron import Schedule
 from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.errors import JobFinal, JobMissing, TrainmasterError, UsageError
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.store import audit, jobs, tokens
 from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
@@ -45,7 +47,8 @@ def submit_set(
     """
     if sweep.search is not None:
         study.require()
-    checked = [submitting.check(db, trial.spec, load=load) for trial in sweep.trials]
+    seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
+    checked = [submitting.check(db, trial.spec, load=load, recognise=seen) for trial in sweep.trials]
     words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
     if any(trial.spec.after.jobs for trial in sweep.trials):  # a name stands for the job that has it now
         pinned = (replace(trial, spec=submitting.pin_after(db, trial.spec)) for trial in sweep.trials)
@@ -126,7 +129,9 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
     spec = sets.find_spec(db, row.id, trial.number)
     try:
         with failpoints.around("commit trial", trial.number):
-            submitting.submit_once(db, spec, key=None, load=load, by=row.submitted_by or submitting.LOCAL, within=mark)
+            submitting.submit_once(
+                db, spec, key=None, load=load, by=row.submitted_by or submitting.LOCAL, within=mark, pinned=True
+            )
     except _NotNow:
         return False
     except TrainmasterError as refused:  # a budget that is spent, a target whose file is gone: mended, it goes on

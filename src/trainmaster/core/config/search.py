@@ -26,6 +26,7 @@ MOST_TRIALS = 1000
 EVAL = "eval/"  # before the name of a metric of evaluations, as on the page that compares runs
 _MOST_PARAMETERS, _MOST_CHOICES = 32, 100
 _MOST_INT, _MOST_FLOAT = 10**15, 1e300  # whole numbers that a float holds exactly; a difference of floats is finite
+_MOST_STEPS = 10**20  # in a range; the remainder of Decimal has 28 digits
 _SPACES = "write a list of choices, {int: [1, 8]} or {float: [0.0001, 0.01], log: true}"
 
 
@@ -223,5 +224,7 @@ def _range_faults(low: float, high: float, step: float | None, *, log: bool) -> 
         yield Fault(path="log", message=f"needs values above 0, and the least is {low:g}")
     elif log and step is not None:
         yield Fault(path="step", message="does not go with log: write one of the two")
+    elif step is not None and (Decimal(repr(high)) - Decimal(repr(low))) / Decimal(repr(step)) > _MOST_STEPS:
+        yield Fault(path="step", message=f"{step:g} is too small for a range from {low:g} to {high:g}")
     elif step is not None and (Decimal(repr(high)) - Decimal(repr(low))) % Decimal(repr(step)):
         yield Fault(path="step", message=f"{step:g} does not lead from {low:g} to {high:g}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -21,10 +22,12 @@ from typing import Any
 from trainmaster.core.config.cron import MOST_WAITING, Schedule
 from trainmaster.core.config.search import MOST_TRIALS, Search
 from trainmaster.core.errors import Fault, SpecError
-from trainmaster.core.schema import build
+from trainmaster.core.schema import build, to_plain
 from trainmaster.core.spec import JobSpec, parse_spec
 
 KEYS = ("matrix", "search", "parallel", "schedule")
+# Of the specs of all trials: each is checked and kept by itself, and a request is multiplied by as many.
+MOST_BYTES = 16 << 20
 _FIELDS = frozenset(item.name for item in fields(JobSpec))
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # Of the whole set: one name, one bill, one checkpoint folder each.
@@ -73,7 +76,11 @@ class Sweep:
         first = self.trials[0]
         plain = {key: value for key, value in self.document.items() if key not in KEYS}
         filled = _put_fields(plain, first.values, "search.parameters")
-        return {**filled, **{name: getattr(first.spec, name) for name in _SUBMITTED}}
+        return {
+            **filled,
+            "after": to_plain(first.spec.after),
+            **{name: getattr(first.spec, name) for name in _SUBMITTED},
+        }
 
 
 def is_sweep(mapping: object) -> bool:
@@ -152,6 +159,8 @@ def _parse_search(mapping: Mapping[str, Any], plain: Mapping[str, Any]) -> Sweep
         if fault:
             faults.append(Fault(path=f"search.parameters.{key}", message=fault))
     faults += _find_long_name(plain, search.total)
+    sizes = {key: max(map(_size, values)) for key, values in probes.items()}
+    faults += _find_large(plain, sizes, max(search.total, sum(map(len, probes.values()))), "search")
     if faults:
         raise SpecError(faults)
     first = {key: values[0] for key, values in probes.items()}
@@ -201,7 +210,30 @@ def _find_faults(matrix: object, plain: Mapping[str, Any], *, alone: bool) -> It
             yield Fault(path=f"matrix.{key}", message=fault)
     if count > MOST_TRIALS:
         yield Fault(path="matrix", message=f"gives {count:,} trials; at most {MOST_TRIALS:,} are one set")
+    else:
+        means = {
+            key: sum(map(_size, values)) / len(values)
+            for key, values in matrix.items()
+            if isinstance(values, list) and values
+        }
+        yield from _find_large(plain, means, count, "matrix")
     yield from _find_long_name(plain, count)
+
+
+def _find_large(plain: Mapping[str, Any], sizes: Mapping[str, float], count: int, path: str) -> Iterator[Fault]:
+    """A set whose trials are too large together; `sizes` are those of the values, by key."""
+    texts = list(_texts(plain))
+    each = _size(plain)
+    for key, size in sizes.items():
+        uses = sum(text.count(f"{{{key}}}") for text in texts) if _is_variable(str(key)) else 1
+        each += math.ceil(size * (uses + 1))  # the value is kept beside the spec too
+    if each * count > MOST_BYTES:
+        text = f"{count:,} trials of about {each:,} bytes are {each * count:,} in all; a set has at most {MOST_BYTES:,}"
+        yield Fault(path=path, message=f"{text}: vary less, or put long texts in a file of the working folder")
+
+
+def _size(value: object) -> int:
+    return len(repr(value))
 
 
 def _find_long_name(plain: Mapping[str, Any], count: int) -> Iterator[Fault]:
@@ -248,9 +280,14 @@ def _is_plain(value: object) -> bool:
 
 
 def _uses(plain: Mapping[str, Any], name: str) -> bool:
+    return any(f"{{{name}}}" in text for text in _texts(plain))
+
+
+def _texts(plain: Mapping[str, Any]) -> Iterator[str]:
+    """Where a variable may stand."""
     command, env = plain.get("command"), plain.get("env")
-    words = [*(command if isinstance(command, list) else ()), *(env.values() if isinstance(env, Mapping) else ())]
-    return any(f"{{{name}}}" in str(word) for word in words)
+    yield from map(str, command if isinstance(command, list) else ())
+    yield from map(str, env.values() if isinstance(env, Mapping) else ())
 
 
 def fill(
@@ -258,13 +295,15 @@ def fill(
 ) -> dict[str, Any]:
     """The document of one trial; `section` is where its values are stated, for faults."""
     made = _put_fields(plain, chosen, section)
-    variables = {key: value for key, value in chosen.items() if _is_variable(key)}
-    for key, value in variables.items():
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        if isinstance(made.get("command"), list):
-            made["command"] = [_replace(word, key, text) for word in made["command"]]
-        if isinstance(made.get("env"), dict):
-            made["env"] = {name: _replace(word, key, text) for name, word in made["env"].items()}
+    texts = {
+        f"{{{key}}}": str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in chosen.items()
+        if _is_variable(key)
+    }
+    if texts and isinstance(made.get("command"), list):
+        made["command"] = [_replace(word, texts) for word in made["command"]]
+    if texts and isinstance(made.get("env"), dict):
+        made["env"] = {name: _replace(word, texts) for name, word in made["env"].items()}
     if isinstance(made.get("name"), str):
         made["name"] = f"{made['name']}-{number}"
     return made
@@ -292,5 +331,8 @@ def _put(made: dict[str, Any], path: str, value: Any, section: str) -> None:
     here[last] = value
 
 
-def _replace(word: Any, key: str, text: str) -> Any:
-    return word.replace(f"{{{key}}}", text) if isinstance(word, str) else word
+def _replace(word: Any, texts: Mapping[str, str]) -> Any:
+    """The word with its variables filled in, once: a value is no template, or ten short ones would be a gigabyte."""
+    if not isinstance(word, str) or not any(name in word for name in texts):
+        return word
+    return re.sub("|".join(map(re.escape, texts)), lambda found: texts[found[0]], word)

@@ -9,18 +9,18 @@ assignment (`export X_API_KEY=…`) or in an option (`--password …`). EOS_TOKE
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.core import schema
 from trainmaster.core.errors import Fault
-from trainmaster.core.secret.shapes import HARMLESS, HEX_40, TOKENS, WORDS, recognise
+from trainmaster.core.secret.shapes import HARMLESS, HEX_40, NAMES, TOKENS, WORDS, recognise
 
 if TYPE_CHECKING:
     from trainmaster.core.spec import JobSpec
 
 # Any value of these is a secret, however short.
-_PASSWORD = re.compile(rf"({WORDS}|CREDENTIALS?)$", re.IGNORECASE)
+_PASSWORD = re.compile(rf"({NAMES}|CREDENTIALS?)$", re.IGNORECASE)
 _COOKIE = re.compile(r"COOKIE$", re.IGNORECASE)
 _NAME = re.compile(r"((?<!CACHE_)KEY|TOKEN|PWD)$", re.IGNORECASE)
 _NO_VALUE = re.compile(HARMLESS, re.IGNORECASE)
@@ -31,15 +31,19 @@ _PROGRAMS = re.compile(r"(?:.*/)?((?:mysql|mariadb)\S*|curl|sshpass|redis-cli)")
 _INSTEAD = "set it in the environment of the server and name it in TRAINMASTER_JOB_ENV"
 
 
-def find_in_spec(spec: JobSpec) -> Iterator[Fault]:
-    """Every secret in a spec, by its place and never by its text; places that `allow` names are left out."""
-    for place, what, where in _find(schema.to_plain(spec)):
+def find_in_spec(spec: JobSpec, *, recognise: Callable[[str], str | None] = recognise) -> Iterator[Fault]:
+    """Every secret in a spec, by its place and never by its text; places that `allow` names are left out.
+
+    `recognise` may remember what it has seen: the trials of a set have most of their texts in common.
+    """
+    for place, what, where in _find(schema.to_plain(spec), recognise):
         if place not in spec.allow:
-            instead = f"{_INSTEAD}; if it is none, say why: allow: {{{place!r}: reason}}"
+            # In <…>, so that the name of the place and this are not hidden as a secret and its value.
+            instead = f"{_INSTEAD}; if it is none, say why: allow: {{{place!r}: <reason>}}"
             yield Fault(path=place, message=f"{what}; {where}: {instead}")
 
 
-def _find(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _find(plain: dict[str, Any], recognise: Callable[[str], str | None]) -> Iterator[tuple[str, str, str]]:
     """Place, kind, and who would see it."""
     shown = "a spec is stored and shown"
     for name, value in (plain.pop("env", None) or {}).items():
@@ -54,7 +58,7 @@ def _find(plain: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         if what:
             yield f"command[{number}]", what, "a command is visible to every account of the node"
         before, program = (word, program) if not (found := _PROGRAMS.fullmatch(word)) else ("", found[1])
-    for path, text in _texts(plain, ""):
+    for path, text in _texts(plain, "", recognise):
         if (what := recognise(text)) is not None:
             yield path, what, shown
 
@@ -84,7 +88,7 @@ def _recognise_after(before: str, word: str) -> str | None:
     return recognise(f"{before} {word}") if HEX_40.fullmatch(word) else None
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _texts(value: Any, path: str, recognise: Callable[[str], str | None]) -> Iterator[tuple[str, str]]:
     """Every text of plain data, names of mappings too, with its place."""
     if isinstance(value, str):
         yield path, value
@@ -94,7 +98,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
             if recognise(str(name)) is not None:
                 yield f"{path}.(a name)", str(name)
                 inner = f"{path}.(a name)"
-            yield from _texts(item, inner)
+            yield from _texts(item, inner, recognise)
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            yield from _texts(item, f"{path}[{number}]")
+            yield from _texts(item, f"{path}[{number}]", recognise)

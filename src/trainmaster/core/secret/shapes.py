@@ -37,7 +37,7 @@ _SHAPES = {
     "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
     "an Azure storage key": r"\b(AccountKey|SharedAccessKey)=[A-Za-z0-9+/=]{20,}",
     "a signed URL": r"[?&](X-Amz-Signature|X-Goog-Signature|sig)=[A-Za-z0-9%+/=_-]{20,}",
-    "a JSON Web Token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+",
+    "a JSON Web Token": r"\beyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+",
     # A word without a digit is prose: "a bearer token", "bearer authentication".
     "a bearer token": r"(?i)\bbearer\s+(?=[^\s]*\d|[^\s]{20})[A-Za-z0-9._~+/=-]{8,}",
     "a password of HTTP": r"\b[Bb](?:asic|ASIC)\s+(?=\S*(?:\d|[a-z][A-Z]|=))[A-Za-z0-9+/]{12,}={0,2}(?![A-Za-z0-9])",
@@ -54,16 +54,18 @@ HEX_40 = re.compile(r"(?<![0-9A-Fa-f])[0-9a-f]{40}(?![0-9A-Fa-f])")
 _KEY_BEFORE = re.compile(
     r"(?i)(?<!cache[_-])(?:key|token|secret|auth|login)[\"']?(?:\s+--[\w-]+)*[\s=:(\"']*(?:key\s*=\s*[\"']?)?$"
 )
+_KEY_ROOM = 200  # characters before the digits: reading all of them each time is quadratic
 # `pass` alone is a word of many trades (BYPASS, FIRST_PASS): it is a password after the name of what has one.
 _OWNERS = (
     r"(?:db|database|user|admin|root|smtp|e?mail|imap|mysql|mariadb|pg|postgres(?:ql)?|redis|mongo(?:db)?|rabbitmq|"
     r"amqp|mqtt|ldap|s?ftp|ssh|sudo|vpn|proxy|http|auth|login|key|keystore|registry|docker|nexus|jenkins|elastic)"
 )
-WORDS = (
-    r"[\w-]*(?:password|(?<!no)passwd|passphrase|secret(?:[_-]?key(?:[_-]?base)?)?|api[_-]?key|access[_-]?key|"
+NAMES = (
+    r"(?:password|(?<!no)(?<!/etc/)passwd|passphrase|secret(?:[_-]?key(?:[_-]?base)?)?|api[_-]?key|access[_-]?key|"
     r"private[_-]?key|signing[_-]?key|encryption[_-]?key|auth[_-]?token|access[_-]?token|[_-]pwd|"
     rf"(?<![a-z0-9]){_OWNERS}[_-]?pass)"
 )
+WORDS = rf"[\w-]*{NAMES}"  # with what stands before it; quadratic where a search may begin within such a word
 # Options whose value is a token; `--eos-token` and `--max-tokens` are of language models.
 TOKENS = (
     r"(?:(?:hf|hub|api|auth|access|github|gh|git|gitlab|wandb|bearer|session|refresh|bot|registry|login)[_-])?token"
@@ -88,7 +90,8 @@ _WORD = rf"(?:\"(?!{HARMLESS})[^\"\n]+\"|'(?!{HARMLESS})[^'\n]+'|[\"']?(?!{HARML
 _UP_TO = r"\b(?![:.\w-])[^\n|;&]{0,400}?\s"  # from a program to one of its options
 # The words that follow an option in another word are a secret too.
 _NAMED = (
-    rf"(?i)(?<![\w$:]){WORDS}[\"']?\s*(?:[=:]|\\?[\"']\s*:)\s*{_VALUE}",
+    # Begins where a word does, or behind the first hyphen of one that is a reference ($a-password=…).
+    rf"(?i)(?:(?<![\w$:-])|(?<=[$:])\w*-){WORDS}[\"']?\s*(?:[=:]|\\?[\"']\s*:)\s*{_VALUE}",
     rf"(?<![\w$])[A-Za-z_]*(?:TOKEN|(?<!CACHE_)KEY)\s*=\s*[\"']?(?!(?i:{HARMLESS}))[A-Za-z0-9+/_.~-]{{16,}}",
     rf"(?i)(?:^|\s)--?{WORDS}\s+(?!-){_VALUE}",
     # In prose a word follows: "use --token to log in".
@@ -120,7 +123,7 @@ def recognise(text: str) -> str | None:
     for what, shape in _compiled():
         if shape.search(text):
             return what
-    if any(_KEY_BEFORE.search(text[: match.start()]) for match in HEX_40.finditer(text)):
+    if any(_is_key(text, match) for match in HEX_40.finditer(text)):
         return "a key of 40 hexadecimal digits"
     return None
 
@@ -129,4 +132,8 @@ def hide(text: str) -> str:
     """The text with every secret in it replaced: a message must not repeat one."""
     for _, shape in _compiled():
         text = shape.sub(HIDDEN, text)
-    return HEX_40.sub(lambda match: HIDDEN if _KEY_BEFORE.search(text[: match.start()]) else match[0], text)
+    return HEX_40.sub(lambda match: HIDDEN if _is_key(text, match) else match[0], text)
+
+
+def _is_key(text: str, digits: re.Match[str]) -> bool:
+    return _KEY_BEFORE.search(text[max(0, digits.start() - _KEY_ROOM) : digits.start()]) is not None

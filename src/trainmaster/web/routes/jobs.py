@@ -24,6 +24,7 @@ from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
+from trainmaster.web.rate_limit import LARGE_BYTES
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("jobs", prefix=f"{TRAINING}/jobs")
@@ -80,7 +81,9 @@ async def submit_job(
             spec = replace(spec, project=who.project)
         need(who, Role.USER, project=spec.project)
         dependencies.need_trust(request, who, spec)
-        row, new = await run_in_threadpool(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
+        large = len(await json_body.read_bytes(request)) > LARGE_BYTES
+        run = request.app.state.turns.run if large else run_in_threadpool
+        row, new = await run(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
     return _created(row, new=new)
 
 

@@ -56,7 +56,7 @@ async def submit_set(request: Request, db: dependencies.Db, who: dependencies.Us
     """Submit a spec with `matrix`, `search` or `schedule`, as JSON. Its trials become jobs as their turn comes."""
     document = await json_body.read_spec(request)
     with dependencies.creating():
-        made = await run_in_threadpool(_submit, request, db, who, document)
+        made = await request.app.state.turns.run(_submit, request, db, who, document)
     return reply(made, status_code=201, headers={"Location": f"/v1/sets/{made.set.id}"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from trainmaster.agent import ranks as agent_ranks
 from trainmaster.agent.diagnose import Outcome, read_tail
 from trainmaster.agent.leader import free_port
 from trainmaster.agent.processes import living
@@ -256,3 +258,19 @@ def test_the_compiler_is_told_of_gpus_without_opening_the_driver(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         assert cuda.device_count() == 0
     assert cuda.device_count is real and "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+
+
+@pytest.mark.spawns
+def test_a_fork_server_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it takes requests and answers none; the first answer may take as long as its imports."""
+    monkeypatch.setattr(agent_ranks, "_ANSWER_S", 0.2)
+    starting = starter(tmp_path, "exec sleep 60", monkeypatch)
+    starting.has_forked = True
+    assert starting.server is not None
+    os.kill(starting.server.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    ranks = starting.start(Clock(stop=False), {})  # type: ignore[arg-type]
+    while any(rank.process.poll() is None for rank in ranks):
+        time.sleep(0.01)
+    assert [rank.process.returncode for rank in ranks] == [0, 0] and starting.server is None
+    assert time.monotonic() - began < 30

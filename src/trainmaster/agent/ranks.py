@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from trainmaster.core.plan import AGENT_LOG, RESUMABLE_EXIT, ROOM_VARIABLE, rank
 from trainmaster.node.owner import die_with
 
 _PACKET_BYTES = 1 << 16
+# For an answer of the fork server: its imports take a minute on a busy machine; later a fork takes milliseconds.
+_FIRST_ANSWER_S, _ANSWER_S = 300.0, 15.0
 _ROOM_BYTES = 256  # for RANK, LOCAL_RANK and the like
 # Libraries that would start threads when they are imported; a fork wants none. A rank gets its own setting back.
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS",)
@@ -140,6 +143,7 @@ class Starter:
     folder: Path
     server: ForkServer | None = None
     of_first: Mapping[str, str] = field(default_factory=dict)  # of rank 0 alone
+    has_forked: bool = False
 
     def start(self, watch: Watch, more: Mapping[str, str]) -> list[Rank]:
         """Start every rank with `more` variables; on a stop request the rest is not started.
@@ -174,17 +178,21 @@ class Starter:
             self.server = None
 
     def _fork(self, watch: Watch, more: Mapping[str, str]) -> dict[int, int]:
-        """Ranks that the server forked. Fewer than all if it is gone, or if a stop request came before."""
+        """Ranks that the server forked. Fewer than all if it is gone or silent, or if a stop request came before."""
         assert self.server is not None
         server, forked = self.server, dict[int, int]()
         for number in self.numbers:
             if not server.ask(number, {**self._own(number), **more}, self.folder / rank_log(number)):
                 break
-        # Its imports take seconds the first time.
+        heard = time.monotonic()
         while len(forked) < len(self.numbers):
-            forked |= server.answers()
+            if new := server.answers():
+                forked |= new
+                heard, self.has_forked = time.monotonic(), True
             if len(forked) == len(self.numbers) or not server.alive or watch.asked():
                 break
+            if time.monotonic() - heard > (_ANSWER_S if self.has_forked else _FIRST_ANSWER_S):
+                break  # it was stopped, or hangs: it is killed below, and the others are new processes
             watch.beat(ranks=len(forked))
             watch.sleep(server.line)
         forked |= server.answers()

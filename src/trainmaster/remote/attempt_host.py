@@ -35,6 +35,7 @@ from trainmaster.core.plan import (
     OUTPUTS_FOLDER,
     OWNER_VARIABLE,
     PLAN_FILE,
+    ROOM_VARIABLE,
     STOP_FILE,
     ExitRecord,
     Plan,
@@ -209,8 +210,17 @@ def _find_stopped(lock: Path) -> str:
             return f"its agent (process {agent}) is stopped; `kill -CONT {agent}` lets it go on"
         for pid in map(int, Path(f"/proc/{agent}/task/{agent}/children").read_text().split()):
             if _is_stopped(pid):
-                return f"a rank (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
+                name = "its fork server" if _is_fork_server(pid) else "a rank"
+                return f"{name} (process {pid}) is stopped; `kill -CONT {pid}` lets it go on"
     return ""
+
+
+def _is_fork_server(pid: int) -> bool:
+    """Its ranks have the same command line; they write over the room that it was started with."""
+    try:
+        return f"{ROOM_VARIABLE}=-".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # of another account, or it has just ended
+        return False
 
 
 def _is_stopped(pid: int) -> bool:

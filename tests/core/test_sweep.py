@@ -62,7 +62,7 @@ def test_a_mistake_is_named_by_its_place(more: dict[str, Any], path: str) -> Non
 @pytest.mark.parametrize("section", ["matrix", "search"])
 def test_the_specs_of_a_set_are_bounded_together(section: str) -> None:
     """A request is multiplied by its trials; so is a value by the places where it stands."""
-    many = {"matrix": {"lr": list(range(1000))}}
+    many: dict[str, Any] = {"matrix": {"lr": list(range(1000))}}
     if section == "search":
         many = {"search": {"parameters": {"lr": {"int": [1, 9]}}, "trials": 1000}}
     assert parse_sweep({**PLAIN, "env": {"PAD": "x" * 9_000}, **many}).total == 1000

@@ -52,7 +52,8 @@ class Limiter:
 
 
 LARGE_BYTES = 1 << 16  # body of a submission whose check takes a tenth of a second
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class Turns:

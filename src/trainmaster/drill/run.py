@@ -189,7 +189,9 @@ class CommandDrill:
             timeline.add("the strike before", hit.lives)
             hit = replace(hit, reached=max(timeline.history.get(0, {}), default=0))
             one = replace(one, reached=hit.struck, died_at=timeline.done, hit=hit)
-        if one.reached and not (one.hit and one.hit.reached >= shape.steps):
+        # Killed in its last save it has done every step, and is not over.
+        is_over = one.hit is not None and one.hit.reached >= shape.steps and set(one.hit.codes) == {0}
+        if one.reached and not is_over:
             look = Strike(name="all", after=0)
             done = self._attempt(name, f"resume after: {strike}", strike=look, steps=LOOK_STEPS, total=shape.steps)
             one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)

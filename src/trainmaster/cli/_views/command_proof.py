@@ -132,8 +132,12 @@ def _cells(number: int, one: Struck) -> tuple[str, ...]:
         return (str(number), what, "", "", "went on", "")
     done = str(one.died_at)
     if not one.resumes:
-        ran_on = one.hit is not None and one.branch is None
-        return (str(number), what, done, "", "ran to its end" if ran_on else "did not start again", "")
+        ended = "did not start again"
+        if one.branch is None:
+            ended = "ran to its end" if one.hit is not None else ended
+        elif set(one.branch.codes) == {0}:
+            ended = "ended with 0, without a step"
+        return (str(number), what, done, "", ended, "")
     resume = one.resumes[0]
     starts = sorted({"no step of the run" if r.start is None else str(r.start) for r in one.resumes})
     saved = "nothing" if resume.newest is None else str(resume.newest)

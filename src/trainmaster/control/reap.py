@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,8 +104,15 @@ def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home
     job_id, _, number = owned.attempt.rpartition(".")
     job = jobs.find_job(db, job_id) if db is not None else None
     # A target of this machine says in which folder an attempt lies; of another home it is not ours to end.
-    folder = owned.handle.get("folder")
-    here = job is not None or (folder is not None and Path(str(folder)).is_relative_to(home))
+    handle, folder = owned.handle, owned.handle.get("folder")
+    if folder is not None and (traits := targets.find_traits(word)) is not None and traits.here:
+        # It is the word of a process, which may name any folder, and the lock is made there.
+        folder = os.path.realpath(str(folder))
+        if job is not None:
+            folder = str(home.absolute() / "jobs" / job_id / "attempts" / number)
+        handle = {**handle, "folder": folder}
+    roots = (home, home.resolve())
+    here = job is not None or (folder is not None and any(Path(str(folder)).is_relative_to(root) for root in roots))
     here = here or (any_home and db is None) or owned.handle.get("home") == targets.home_mark(home)
     if here and owned.handle.get("run") is not None:  # of a check or measurement: no job of a database
         if targets.is_running(home, owned.handle):
@@ -120,4 +128,4 @@ def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home
         why = f"its job is at attempt {job.attempts}"
     else:
         return None
-    return Leftover(attempt=owned.attempt, target=word, what=owned.what, why=why, ours=here, handle=owned.handle)
+    return Leftover(attempt=owned.attempt, target=word, what=owned.what, why=why, ours=here, handle=handle)

@@ -269,6 +269,15 @@ def test_a_set_that_a_request_multiplies_too_far_is_refused_with_the_limit(db: D
     assert store.list_sets(db) == []
 
 
+def test_a_key_that_would_not_be_honoured_is_refused(db: Database, tmp_path: Path) -> None:
+    """It was taken without a word, and the same set was made twice."""
+    app = create_app(db, tmp_path, reconcile=False)
+    with TestClient(app, base_url=BASE, client=LOCAL) as client:
+        answer = client.post("/v1/sets", json=BODY, headers={"Idempotency-Key": "nightly"})
+    assert answer.status_code == 422 and "Idempotency-Key" in answer.json()["error"]["message"]
+    assert store.list_sets(db) == []
+
+
 def test_a_text_that_all_trials_share_is_looked_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(sets, "recognise", seen.append)

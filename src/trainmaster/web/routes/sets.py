@@ -21,7 +21,7 @@ from trainmaster.core.spec import DEFAULT_PROJECT
 from trainmaster.pages import sets
 from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import Caller, need
-from trainmaster.web.errors import not_found
+from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SET_BODY
 from trainmaster.web.routes import group, reply
 
@@ -54,6 +54,9 @@ def list_sets(
 @router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
 async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
     """Submit a spec with `matrix`, `search` or `schedule`, as JSON. Its trials become jobs as their turn comes."""
+    if "idempotency-key" in request.headers:
+        message = "a set takes no Idempotency-Key: leave it out, and look at GET /v1/sets before you send it again"
+        raise Refused(422, "bad_request", message)
     document = await json_body.read_spec(request)
     with dependencies.creating():
         made = await request.app.state.turns.run(_submit, request, db, who, document)

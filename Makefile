@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute: Slurm, the kubelets
-# and the API server each keep one worker for minutes, and two more keep two cores busy.
-WORKERS ?= 5
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
+# Five took no less time (docs/LOG.md), and browsers beside them ran into their limits.
+WORKERS ?= 3
 # Which cases of matrices `make test` draws (tests/sampling.py); `make parallel SAMPLE=2026-11-17` repeats those of a day.
 SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.

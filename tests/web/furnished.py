@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 from fastapi import FastAPI
 
@@ -88,3 +92,11 @@ def answer_as_spelled(word: str) -> dict[str, str]:
     """In place of `targets.identify`, for hosts that do not exist: every place is another machine."""
     account = targets.runs_as(word)
     return {} if account is None or account.alone else {place: f"{place}/{account.name}" for place in account.places}
+
+
+def read_page(answer: httpx.Response) -> str:
+    """The page without its style, which must be the one that the policy allows by its hash."""
+    (style,) = re.findall(r"<style[^>]*>(.*?)</style>", answer.text, re.DOTALL)
+    allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{allowed}';" in answer.headers["content-security-policy"], "this style and no other"
+    return re.sub(r"<style[^>]*>.*?</style>", "", answer.text, flags=re.DOTALL)

@@ -18,7 +18,7 @@ from trainmaster.pages import compare
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
-from web.furnished import NOBODY, issue
+from web.furnished import NOBODY, issue, read_page
 
 
 def run(db: Database, *, steps: int = 40, scale: float = 1.0, **changes: Any) -> samples.Story:
@@ -49,11 +49,11 @@ def test_what_differs_comes_first(client: TestClient, db: Database) -> None:
     ]  # fmt: skip
     assert page.runs[2].values == {"loss": 3 / 40, "mfu": 0.4, "eval/loss": 27.0} and page.runs[2].step == 40
     ids = ",".join(story.id for story in stories)
-    text = client.get(f"/compare?jobs={ids}&group=train.optimizer.lr").text
+    text = read_page(client.get(f"/compare?jobs={ids}&group=train.optimizer.lr"))
     assert text.index("What differs") < text.index("Curves") < text.index("Final values")
     saved = re.search(r'id="permalink" href="([^"]+)"', text)
     assert saved is not None
-    again = client.get(saved[1].replace("&amp;", "&")).text
+    again = read_page(client.get(saved[1].replace("&amp;", "&")))
     assert again == text, "the link is the whole choice"
 
 

@@ -125,6 +125,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobName:
+    """Id and name of another job."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
     """Everything the page of one job shows."""
 
@@ -150,6 +158,8 @@ class JobPage:
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
+    continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
+    continued_as: JobName | None = None  # the job after it
     version: str  # of the program that made it
 
     @property

@@ -22,6 +22,7 @@ from trainmaster.store import jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
+from trainmaster.store.page_rows.runs import find_in_run
 from trainmaster.store.rows import AttemptRow, JobRow
 
 _BATCH = 5_000  # events read at once
@@ -50,7 +51,7 @@ def read(
                 break
         now = now or datetime.now(UTC)
         tried = list_attempts(db, job_id)
-        return build(
+        page = build(
             job=job,
             attempts=tried,
             recovered_s=_measure_recoveries(db, tried),
@@ -59,6 +60,11 @@ def read(
             made_by=f"trainmaster report {job.id}",
             cost=figures(db, [job], now=now)[job.id],
             iterations=iteration_summary.read(db, job_id),
+        )
+        return replace(
+            page,
+            continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
+            continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""Cache of job pages: of running jobs only new events are read, of final jobs nothing."""
+"""Cache of job pages: of running jobs only new events are read, of final jobs only the job that continues it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
+from trainmaster.store.page_rows.runs import find_in_run
 from trainmaster.web.beside import Beside
 
 _KEPT = 1024  # summaries of running jobs, up to 30 KB each; least recently used first out
@@ -43,7 +44,10 @@ class PageCache:
             final = self._final.get(job_id)
             if final is not None:
                 self._final.move_to_end(job_id)
-                return dataclasses.replace(final, made_at=datetime.now(UTC))
+        if final is not None:
+            # A final job does not change, but it can be resumed after its page was read.
+            following = find_in_run(self._db, job_id, later=True)
+            return dataclasses.replace(final, made_at=datetime.now(UTC), continued_as=following)
         held = self._take(job_id)
         with held.lock:
             whole = held.summary.cursor is None  # this read starts at the first event

@@ -18,7 +18,7 @@ from trainmaster.cli._views import plot
 from trainmaster.core.money.cost import dollars
 
 if TYPE_CHECKING:
-    from trainmaster.api.jobs import Attempt, JobPage, Transition
+    from trainmaster.api.jobs import Attempt, JobName, JobPage, Transition
     from trainmaster.api.run import IterationSummary
     from trainmaster.api.webhooks import Delivery
 
@@ -74,6 +74,8 @@ def _print(page: JobPage) -> None:
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         "to do": page.action,
+        "continues": _name(page.continues),
+        "continued as": _name(page.continued_as),
         "submitted": _submitted(page),
         "target": escape(page.target),
         "machine": escape(_machine(page)),
@@ -153,6 +155,10 @@ def _cell(value: object) -> str:
 def _status(page: JobPage) -> str:
     stage = f" · {page.stage}" if page.stage and str(page.stage) != str(page.status) else ""
     return _console.paint(page.status) + stage
+
+
+def _name(job: JobName | None) -> str | None:
+    return f"{escape(job.name)} {job.id}" if job is not None else None
 
 
 def _submitted(page: JobPage) -> str | None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, or_, select
 
 from trainmaster.api.compare import Choice
+from trainmaster.api.jobs import JobName
 from trainmaster.core.states import Status
 from trainmaster.store import tables as t
 from trainmaster.store.columns import word as member
@@ -18,6 +19,7 @@ from trainmaster.store.jobs import COLUMNS, filter_jobs, read_job
 from trainmaster.store.rows import JobRow
 
 _AT_ONCE = 500  # ids in one query
+_NEAR = 1_000  # jobs of a project that are searched for the next one of a run: no index has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,3 +69,27 @@ def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
             query = select(*COLUMNS).where(t.jobs.c.id.in_(ids[first : first + _AT_ONCE]))
             found |= {row["id"]: read_job(row) for row in conn.execute(query).mappings()}
     return [found[job_id] for job_id in ids if job_id in found]
+
+
+def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:
+    """The job after this one in its run (`trainmaster resume`), or the one before it.
+
+    Searched are the `_NEAR` jobs of its project beside it, and of these the ones with its name. Of a job whose
+    predecessor is not among them, the first job of the run.
+    """
+    j, first_of = t.jobs.c, t.jobs.c.spec["resume_from"].as_string()
+    with db.read() as conn:
+        own = conn.execute(select(j.project, j.name, j.created_at, first_of).where(j.id == job_id)).first()
+        if own is None or not (later or own[3]):
+            return None
+        project, name, at, first = *own[:3], own[3] or job_id
+        beside, order = (j.created_at > at, j.created_at) if later else (j.created_at < at, j.created_at.desc())
+        near = select(j.id, j.name).where(j.project == project, beside).order_by(order).limit(_NEAR)
+        same = [row[0] for row in conn.execute(near) if row[1] == name]
+        in_run = select(j.id).where(j.id.in_(same), or_(first_of == first, j.id == first))
+        found: set[str] = set(conn.execute(in_run).scalars()) if same else set()
+        nearest = next((other for other in same if other in found), None)
+        if nearest is not None:
+            return JobName(id=nearest, name=name)
+        row = None if later else conn.execute(select(j.id, j.name).where(j.id == first)).first()
+    return JobName(id=row[0], name=row[1]) if row is not None else None

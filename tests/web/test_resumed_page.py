@@ -87,3 +87,34 @@ def test_pages_link_both_ways_also_where_the_old_one_was_read_before(
     assert f"<dd>long {old.id[:8]}</dd>" in report and "/jobs/" not in report, "a report is read without the server"
     assert f"continued as long {new.id}" in show(tmp_path, old)
     assert f"continues   long {old.id}" in show(tmp_path, new)
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
+@pytest.mark.parametrize("saved", [True, False])
+def test_what_to_do_names_the_command_where_there_is_the_button(
+    db: Database, client: TestClient, tmp_path: Path, status: Status, saved: bool
+) -> None:
+    story = ended(db, 0, status=status, saved=saved)
+    page = client.get(f"/jobs/{story.id}").text
+    assert ('id="resume"' in page) is saved
+    assert ("`trainmaster resume long` goes on from where it saved" in page) is saved
+    assert ("`trainmaster resume long` goes on from where it saved" in show(tmp_path, story)) is saved
+    if saved:
+        ended(db, 1, first=story.id)
+        page = client.get(f"/jobs/{story.id}").text
+        assert "trainmaster resume long" not in page, "it was resumed already"
+
+
+def test_a_training_that_saved_nothing_is_not_said_to_go_on(db: Database) -> None:
+    spec = samples.spec()
+    assert spec.train is not None
+    story = samples.Story(db, spec).start().move(Stage.RUNNING)
+    story.end_attempt(Reason.CRASHED).finish(Status.FAILED, Reason.CRASHED)
+    page = job.read(db, story.id)
+    assert page is not None and not page.may_resume and page.to_do == page.action
+
+
+def test_the_tab_of_checkpoints_says_that_files_of_a_script_are_kept(db: Database, client: TestClient) -> None:
+    text = client.get(f"/jobs/{ended(db, 0).id}/checkpoints").text
+    assert "No checkpoint was reported" in text and "Files there are kept" in text
+    assert "<code>trainmaster resume long</code> goes on with them" in text

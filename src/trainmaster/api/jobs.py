@@ -10,6 +10,7 @@ from typing import Any
 from trainmaster.api.run import Run
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 
+_RESUME_JOB = "trainmaster resume JOB"  # in actions of reasons (core/states.py)
 _FINAL = frozenset(word.value for word in Status if word.final)  # text too: a word may come from a newer server
 
 
@@ -165,6 +166,25 @@ class JobPage:
     @property
     def final(self) -> bool:
         return self.status in _FINAL
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether it ended early and has a checkpoint, or may have one: a script need not report what it saves."""
+        if self.status not in (Status.FAILED, Status.CANCELLED) or not self.attempts or self.spec is None:
+            return False
+        if self.run.checkpoint_events.get("saved") or self.spec.get("resume_from"):
+            return True
+        return not self.spec.get("train") and self.attempts[-1].saved is not False
+
+    @property
+    def to_do(self) -> str | None:
+        """`action`, with the command that resumes this job where it may be resumed and was not."""
+        if not self.may_resume or self.continued_as is not None:
+            return self.action
+        command = f"trainmaster resume {self.name}"
+        if self.action and _RESUME_JOB in self.action:
+            return self.action.replace(_RESUME_JOB, command)
+        return f"{self.action}; `{command}` goes on from where it saved" if self.action else f"`{command}`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

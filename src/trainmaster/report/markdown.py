@@ -20,8 +20,8 @@ def render_markdown(page: JobPage) -> str:
 def _lines(page: JobPage) -> Iterator[str]:
     yield f"# {escape(page.name)}: {escape(phrases.title(page))}\n"
     yield f"{escape(phrases.sentence(page))}\n"
-    if page.action and page.status.value == "failed":
-        yield f"**What to do:** {escape(page.action)}.\n"
+    if page.to_do and page.status.value == "failed":
+        yield f"**What to do:** {escape(page.to_do)}.\n"
     yield "| | |\n|---|---|"
     for figure in phrases.figures(page):
         note = f" ({escape(figure.note)})" if figure.note else ""

@@ -26,8 +26,8 @@ def show(jobs: Jobs, ended: JobLine) -> None:
     first = " ".join([_console.paint(ended.status), ", ".join(figures)]).strip()
     message = _console.plain(ended.message)
     _line(f"{first}: {message}" if message else first)
-    if page.action and not completed:
-        _line(f"to do: {_console.plain(page.action)}")
+    if page.to_do and not completed:
+        _line(f"to do: {_console.plain(page.to_do)}")
     name = _console.plain(ended.name)
     _line(f"log: trainmaster logs {name}" + ("" if completed else " --tail 50"))
     if outputs := sum(1 for artifact in jobs.artifacts(ended.id) if _OUTPUT.match(artifact.path)):

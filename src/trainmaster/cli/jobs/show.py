@@ -73,7 +73,7 @@ def _print(page: JobPage) -> None:
     rows = {
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
-        "to do": page.action,
+        "to do": escape(page.to_do or ""),
         "continues": _name(page.continues),
         "continued as": _name(page.continued_as),
         "submitted": _submitted(page),

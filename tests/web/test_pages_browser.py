@@ -16,7 +16,9 @@ from playwright.sync_api import Page, expect
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.plan import rank_log
-from trainmaster.core.states import Stage
+from trainmaster.core.states import Reason, Stage, Status
+from trainmaster.pages import job
+from trainmaster.report import render_html
 from trainmaster.store.database import Database
 from trainmaster.web import ledgers
 from trainmaster.web.app import create_app
@@ -197,3 +199,27 @@ def test_a_zoom_is_drawn_at_once_from_the_points_that_are_here(tab: Page, db: Da
     assert len({whole, near, nearer}) == 3
     assert press("-") == near, "and out again"
     assert press("0") == whole
+
+
+def test_the_last_lines_of_a_failed_run_are_open_at_their_end(
+    tab: Page, db: Database, tmp_path: Path, url: str
+) -> None:
+    lines = [f"line {number}" for number in range(60)]
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    evidence = {"log": rank_log(1), "last_lines": [*lines, *samples.LAST_LINES]}
+    story.end_attempt(Reason.SCRIPT_FAILED, "rank 1 of 2 exited with 1", evidence=evidence)
+    story.finish(Status.FAILED, Reason.SCRIPT_FAILED, "rank 1 of 2 exited with 1")
+    other = LOG + b"RuntimeError: a peer is gone\n"
+    keep(db, tmp_path, story.id, {f"attempts/1/{rank_log(0)}": other, f"attempts/1/{rank_log(1)}": FAILED})
+    page = job.read(db, story.id)
+    assert page is not None
+    (tmp_path / "report.html").write_text(render_html(page))
+    for address in ((tmp_path / "report.html").as_uri(), f"{url}/jobs/{story.id}"):
+        tab.goto(address)
+        above, below = tab.locator("pre.proof").evaluate(
+            "(box) => [box.scrollTop, box.scrollHeight - box.clientHeight - box.scrollTop]"
+        )
+        assert above > 0 and abs(below) <= 1, address
+    tab.click("#to-error")
+    at = FAILED.index(b"Traceback")
+    expect(tab).to_have_url(f"{url}/jobs/{story.id}/logs?attempt=1&stream={rank_log(1)}&at={at}#L{at}")

@@ -1,4 +1,5 @@
 // The read-out of a chart: values under the pointer, or under the arrow keys. Charts are whole without it.
+// Boxes of last lines are scrolled to their end, where the error is.
 (() => {
   "use strict";
   const near = (points, x) => points.reduce((best, p, i) => (Math.abs(p[0] - x) <= Math.abs(points[best][0] - x) ? i : best), 0);
@@ -46,7 +47,10 @@
       at(now === null ? (way > 0 ? 0 : last) : Math.max(0, Math.min(last, now + way)));
     });
   };
-  const all = () => document.querySelectorAll("figure.chart").forEach(wire);
+  const all = () => {
+    document.querySelectorAll("figure.chart").forEach(wire);
+    document.querySelectorAll("pre[data-end]").forEach((box) => { box.scrollTop = box.scrollHeight; });
+  };
   document.addEventListener("trainmaster:swapped", all);
   all();
 })();

@@ -91,7 +91,7 @@ def test_a_row_fills_a_shape_by_name() -> None:
 def test_a_submission_is_a_job() -> None:
     assert issubclass(Submitted, Job) and {field.name for field in dataclasses.fields(Submitted)} - {
         field.name for field in dataclasses.fields(Job)
-    } == {"new"}
+    } == {"new", "note"}
 
 
 def test_the_cursor_of_an_event_is_its_attempt_number_and_offset() -> None:

@@ -185,3 +185,37 @@ def test_sums_without_any_price_are_unknown_and_no_job_is_said(db: Database, tmp
     a_job(db, "unpriced", NOW, cents=None, hours=1)
     assert "$0.00" not in ask(tmp_path, "--all").output
     assert "no job of project other ran so far" in ask(tmp_path, "--all", "--project", "other").output
+
+
+def test_what_a_budget_does_not_count_is_said(db: Database, tmp_path: Path) -> None:
+    """A job on this machine without a price is admitted whatever was spent: its submit and the budget say so."""
+    spec = tmp_path / "work" / "job.yaml"
+    spec.parent.mkdir()
+    spec.write_text("{name: free, project: lab, command: ['true']}")
+    said = "this job has no price and does not count towards the budget of project lab"
+
+    def submit(*words: str) -> Result:
+        env = {"TRAINMASTER_HOME": str(tmp_path), "COLUMNS": "200", "TERM": "dumb"}
+        result = CliRunner(env=env).invoke(build(), ["submit", str(spec), *words])
+        assert result.exit_code == 0, result.output
+        return result
+
+    assert said not in submit().output, "the project has no budget"
+    now = datetime.now(UTC)
+    a_job(db, "spent", now - HOUR, cents=4000, hours=0.5, resources={"price_per_hour": 40})
+    assert ask(tmp_path, "--set-cap", "lab=10/month", "--set-cap", "lab=20/total").exit_code == 0
+    assert page.read(db).budgets[0].unknown_jobs == 0 and "without a price" not in ask(tmp_path).output
+    assert said in submit().output
+    assert said not in submit("resources.price_per_hour=0").output, "a price of 0 that was stated is a price"
+    assert said not in submit("project=other").output
+    with serve(db, tmp_path) as url:
+        assert said in submit("--server", url).output
+        assert said in json.loads(submit("--server", url, "--json").stdout)["note"]
+    a_job(db, "free", now - HOUR, cents=0, hours=0.5)
+    a_job(db, "unknown", now - timedelta(days=62), cents=None, hours=0.5)  # of another month
+    answer = page.read(db, month=now)
+    assert [(row.period, row.spent_cents, row.unknown_jobs) for row in answer.budgets] == [
+        ("month", 2000, 1), ("total", 2000, 2),
+    ]  # fmt: skip
+    printed = ask(tmp_path).output
+    assert "$20.00 and 1 job without a price" in printed and "$20.00 and 2 jobs without a price" in printed

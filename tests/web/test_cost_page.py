@@ -97,6 +97,22 @@ def test_what_runs_now_without_a_price_is_unknown_and_not_nothing(db: Database, 
     assert "and 2 attempts without a price" in text and "forecast, and 2 attempts without a price" in text
 
 
+def test_a_budget_says_how_much_has_no_price(db: Database, client: TestClient) -> None:
+    now = datetime.now(UTC)
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "total", 10_000, at=now)
+    run(db, cents=500, start=now - 2 * HOUR)
+    assert "attempts without a price" not in client.get("/cost").text
+    run(db, cents=0, start=now - HOUR, target="local", over=False)
+    run(db, cents=None, start=now - 2 * HOUR)
+    run(db, cents=None, start=now - 2 * HOUR, project="other")
+    (line,) = spending.read(db, now=now).budgets
+    assert (line.spent_cents, line.unknown_parts) == (500, 2)
+    client.app.state.kept = Kept()  # type: ignore[attr-defined]
+    card = client.get("/cost").text.partition('id="budgets"')[2].partition("</section>")[0]
+    assert '$5.00<span class="under">and 2 attempts without a price</span>' in card
+
+
 def test_a_job_without_a_price_that_never_ran_costs_unknown_as_one_that_ran_does(db: Database) -> None:
     ran = run(db, cents=0, start=NOW - HOUR, target="local")
     never = samples.Story(db, samples.spec(target="local"), at=NOW)

@@ -103,6 +103,7 @@ class BudgetLine:
     cap_cents: int
     spent_cents: int
     share: float | None  # None: the cap is 0
+    unknown_jobs: int = 0  # jobs with an unpriced part, which does not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +142,7 @@ class BudgetOutlook:
     share: float | None
     forecast_cents: int | None
     reached_at: datetime | None  # at the present rate; null: not in this period
+    unknown_parts: int = 0  # attempts whose price nobody stated, which do not count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted(Job):
+class Created(Job):
+    """The row of a job that was submitted or resumed, and what its owner should know of it."""
+
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted(Created):
     """The row of a job that was submitted or resumed. `new`: False where the same key had created it before.
 
     The API sends `new` as its status code: 201 or 200.

@@ -86,6 +86,19 @@ def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetim
     return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
 
 
+def note_uncounted(db: Database, job: JobRow) -> str | None:
+    """A sentence for the owner of a job without a price whose project has a budget; None for all others."""
+    if job.spec.resources.price_per_hour is not None or not targets.is_free(job.target):
+        return None
+    with db.read() as conn:
+        if not costs.list_budgets(conn, project=job.project):
+            return None
+    return (
+        f"this job has no price and does not count towards the budget of project {job.project}; "
+        "state one with resources.price_per_hour"
+    )
+
+
 def counts(db: Database, job: JobRow) -> bool:
     """Whether a job has cost something, or nobody knows what, in a project with a budget."""
     with db.read() as conn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -54,7 +55,7 @@ def read(
                 by_window[when][charge.job_id] = new
         sums = by_window[window]
         # Asked only where a cost of nothing is to be judged: the stated prices are in the specs.
-        free = any(each.known_cents == 0 for each in sums.values())
+        free = any(each.known_cents == 0 for each in itertools.chain(*(part.values() for part in by_window.values())))
         unpriced = costs.list_unpriced(conn, free=_free_targets(), project=project) if free else set()
         rates: defaultdict[str, float] = defaultdict(float)
         for charge in charges:
@@ -72,7 +73,7 @@ def read(
         jobs=tuple(_job(row, spans[row.id], _amount([sums[row.id]]), left.get(row.id), now) for row in rows),
         more=len(sums) - len(rows),
         projects=_projects(sums, rates, unpriced),
-        budgets=tuple(_budget(row, by_window[row.window(now)].values()) for row in budgets),
+        budgets=tuple(_budget(row, by_window[row.window(now)], unpriced) for row in budgets),
         made_at=now,
     )
 
@@ -162,12 +163,7 @@ def _projects(
     for name, members in sorted(groups.items()):
         own = [sums[job_id] for job_id in members]
         whole = _amount(own)
-        unknown = sum(each.unknown > 0 for each in own)
-        # A price of 0 that nobody stated is unknown.
-        unknown += sum(
-            each.known_cents == 0 and not each.unknown and job_id in unpriced
-            for job_id, each in zip(members, own, strict=True)
-        )
+        unknown = _count_unknown(sums, members, unpriced)
         lines.append(
             ProjectSpending(
                 project=name,
@@ -187,8 +183,14 @@ def _amount(sums: Iterable[JobSum]) -> Amount:
     return Amount(known_cents=known, unknown=sum(each.unknown for each in parts))
 
 
-def _budget(row: costs.BudgetRow, sums: Iterable[JobSum]) -> BudgetLine:
-    spent = math.fsum(each.known_cents for each in sums if each.project == row.project)
+def _count_unknown(sums: Mapping[str, JobSum], jobs: Iterable[str], unpriced: Collection[str]) -> int:
+    """How many of these jobs have a part without a price. A price of 0 that nobody stated is unknown."""
+    return sum(sums[job].unknown > 0 or (sums[job].known_cents == 0 and job in unpriced) for job in jobs)
+
+
+def _budget(row: costs.BudgetRow, sums: Mapping[str, JobSum], unpriced: Collection[str]) -> BudgetLine:
+    own = [job for job, each in sums.items() if each.project == row.project]
+    spent = math.fsum(sums[job].known_cents for job in own)
     share = spent / row.cap_cents if row.cap_cents else None
     return BudgetLine(
         project=row.project,
@@ -196,4 +198,5 @@ def _budget(row: costs.BudgetRow, sums: Iterable[JobSum]) -> BudgetLine:
         cap_cents=row.cap_cents,
         spent_cents=round(spent),
         share=share,
+        unknown_jobs=_count_unknown(sums, own, unpriced),
     )

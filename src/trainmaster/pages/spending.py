@@ -43,7 +43,7 @@ def read(
     by_window = dict(zip(windows, sums, strict=True))
     groups, months = by_window[window], [(f"{month.start:%Y-%m}", by_window[month]) for month in last]
     spent = {
-        row.id: _sum(group for group in by_window[row.window(now)] if group.project == row.project)[0] for row in rows
+        row.id: _sum(group for group in by_window[row.window(now)] if group.project == row.project) for row in rows
     }
     ahead = _expected_cents(db, going, now=now)
     this_month = next(groups for name, groups in months if name == f"{now:%Y-%m}")
@@ -146,8 +146,9 @@ def _line(name: str | None, groups: Sequence[GroupSum], whole: float) -> Spendin
 
 
 def _outlook(
-    row: BudgetRow, spent: float, going: Sequence[Charge], ahead: dict[str, float], now: datetime
+    row: BudgetRow, sums: tuple[float, int], going: Sequence[Charge], ahead: dict[str, float], now: datetime
 ) -> BudgetOutlook:
+    spent, unknown = sums
     rate = sum(burn(charge.spans) for charge in going)
     when = reached_at(row.cap_cents, spent_cents=spent, cents_per_hour=rate, now=now)
     in_month = row.period == "month"
@@ -162,6 +163,7 @@ def _outlook(
         share=spent / row.cap_cents if row.cap_cents else None,
         forecast_cents=round(spent + sum(ahead[job] for job in {c.job_id for c in going})) if in_month else None,
         reached_at=when,
+        unknown_parts=unknown,
     )
 
 

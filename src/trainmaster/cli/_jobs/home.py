@@ -103,13 +103,13 @@ class HomeJobs(HomeQueue):
         return deliveries.read(self.db, job=job_id).deliveries
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
-        from trainmaster.control import known_targets
+        from trainmaster.control import budget, known_targets
         from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
 
         known_targets.refuse_job_file(spec.target, self.home)
         row, new = submitting.submit_once(self.db, spec, key=key)
-        return shapes.submitted(row, new=new)
+        return shapes.submitted(row, new=new, note=budget.note_uncounted(self.db, row))
 
     def receiver(self, project: str) -> Receiver:
         return _Receiver(self.db, self._open_storage(), project)

@@ -19,7 +19,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.money.cost import dollars
 
 if TYPE_CHECKING:
-    from trainmaster.api.costs import CostPage, ProjectSpending
+    from trainmaster.api.costs import BudgetLine, CostPage, ProjectSpending
 
 _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
 
@@ -110,7 +110,7 @@ def _print(page: CostPage, *, single: bool) -> None:
         budgets = _table("budget", "period", "spent", "cap", "share")
         for row in page.budgets:
             share = f"{row.share:.0%}" if row.share is not None else ""
-            budgets.add_row(escape(row.project), row.period, dollars(row.spent_cents), dollars(row.cap_cents), share)
+            budgets.add_row(escape(row.project), row.period, _spent(row), dollars(row.cap_cents), share)
         _console.out.print()
         _console.out.print(budgets)
 
@@ -120,6 +120,13 @@ def _sum(total: ProjectSpending) -> str:
     if not total.unknown_jobs:
         return known
     return f"{known} and {total.unknown_jobs} of unknown price" if total.known_cents else "unknown"
+
+
+def _spent(row: BudgetLine) -> str:
+    if not row.unknown_jobs:
+        return dollars(row.spent_cents)
+    jobs = f"{row.unknown_jobs:,} job{'s' if row.unknown_jobs != 1 else ''}"
+    return f"{dollars(row.spent_cents)} and {jobs} without a price"
 
 
 def _table(*columns: str) -> Table:

@@ -57,6 +57,8 @@ def resume(
             _console.as_json({name: getattr(made, name) for name in fields})
         else:
             _console.out.print(f"{made.name} {'runs again' if again else 'continues'} as {made.id}")
+            if made.note:
+                _console.note(_console.plain(made.note))
         if follow:
             raise typer.Exit(follow_to_end(jobs, made.id))
         if not json and not jobs.is_driven():

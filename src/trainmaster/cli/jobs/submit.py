@@ -106,6 +106,8 @@ def submit(
             _console.as_json(made)
         else:
             _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
+            if made.note:
+                _console.note(_console.plain(made.note))
         if follow:
             raise typer.Exit(follow_to_end(jobs, made.id))
         if not json and not jobs.is_driven():

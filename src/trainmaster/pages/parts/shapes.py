@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainmaster.api.codec import fill
-from trainmaster.api.jobs import AttemptShape, Job, Submitted
+from trainmaster.api.jobs import AttemptShape, Created, Job, Submitted
 from trainmaster.pages.job import plain_spec
 from trainmaster.store.rows import AttemptRow, JobRow
 
@@ -14,8 +14,12 @@ def job(row: JobRow) -> Job:
     return fill(Job, row, spec=plain_spec(row.spec), **_other_names(row))
 
 
-def submitted(row: JobRow, *, new: bool) -> Submitted:
-    return fill(Submitted, row, spec=plain_spec(row.spec), new=new, **_other_names(row))
+def created(row: JobRow, *, note: str | None) -> Created:
+    return fill(Created, row, spec=plain_spec(row.spec), note=note, **_other_names(row))
+
+
+def submitted(row: JobRow, *, new: bool, note: str | None) -> Submitted:
+    return fill(Submitted, row, spec=plain_spec(row.spec), new=new, note=note, **_other_names(row))
 
 
 def _other_names(row: JobRow) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from trainmaster.api.jobs import Attempts, Job, JobPage, JobsPage, Transitions
+from trainmaster.api.jobs import Attempts, Created, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
 from trainmaster.control import budget, maintain
 from trainmaster.control import submit as submitting
@@ -62,10 +62,10 @@ def list_jobs(
 
 @router.post(
     "",
-    response_model=Job,
+    response_model=Created,
     status_code=201,
     openapi_extra=SPEC_BODY,
-    responses={200: {"model": Job, "description": "Submitted before with this key"}},
+    responses={200: {"model": Created, "description": "Submitted before with this key"}},
 )
 async def submit_job(
     request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
@@ -84,7 +84,7 @@ async def submit_job(
         large = len(await json_body.read_bytes(request)) > LARGE_BYTES
         run = request.app.state.turns.run if large else run_in_threadpool
         row, new = await run(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
-    return _created(row, new=new)
+    return _created(row, new=new, note=await run_in_threadpool(budget.note_uncounted, db, row))
 
 
 @router.get("/{uuid}", response_model=JobPage)
@@ -125,9 +125,9 @@ def delete_job(
 
 @router.post(
     "/{uuid}/resume",
-    response_model=Job,
+    response_model=Created,
     status_code=201,
-    responses={200: {"model": Job, "description": "Resumed before with this key"}},
+    responses={200: {"model": Created, "description": "Resumed before with this key"}},
 )
 def resume_job(
     request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
@@ -136,14 +136,14 @@ def resume_job(
     with dependencies.creating():
         dependencies.need_trust(request, who, job.spec)
         row, new = submitting.resume(db, job.id, key=idempotency_key, by=who.name)
-    return _created(row, new=new)
+    return _created(row, new=new, note=budget.note_uncounted(db, row))
 
 
 @router.post(
     "/{uuid}/rerun",
-    response_model=Job,
+    response_model=Created,
     status_code=201,
-    responses={200: {"model": Job, "description": "It was run again before, with this key"}},
+    responses={200: {"model": Created, "description": "It was run again before, with this key"}},
 )
 def rerun_job(
     request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
@@ -152,7 +152,7 @@ def rerun_job(
     with dependencies.creating():
         dependencies.need_trust(request, who, job.spec)
         row, new = submitting.run_again(db, job.id, key=idempotency_key, by=who.name)
-    return _created(row, new=new)
+    return _created(row, new=new, note=budget.note_uncounted(db, row))
 
 
 @router.get("/{uuid}/transitions", response_model=Transitions)
@@ -175,5 +175,6 @@ def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     return reply(attempts.read(db, job.id))
 
 
-def _created(row: JobRow, *, new: bool) -> Response:
-    return reply(shapes.job(row), status_code=201 if new else 200, headers={"Location": f"{TRAINING}/jobs/{row.id}"})
+def _created(row: JobRow, *, new: bool, note: str | None) -> Response:
+    headers = {"Location": f"{TRAINING}/jobs/{row.id}"}
+    return reply(shapes.created(row, note=note), status_code=201 if new else 200, headers=headers)

@@ -32,7 +32,7 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("day of the week", 0, 7, {name: number for number, name in enumerate(_WEEKDAYS)}),
 )
 _PART = re.compile(r"(?:\*|(?P<low>\w+)(?:-(?P<high>\w+))?)(?:/(?P<step>\d{1,2}))?", re.ASCII)
-_MOST_DAYS = 366 * 9  # 29 February may be eight years away
+_MOST_DAYS = 366 * 41  # 29 February on a Sunday may be 40 years away: 2088, 2128
 _DAY = timedelta(days=1)
 
 
@@ -153,8 +153,7 @@ class Schedule:
         except ValueError as error:
             yield Fault(path="cron", message=str(error))
             return
-        first = date(2024, 1, 1)  # any day: what is right today is right when its row is read
-        if not any(times.fires_on(first + _DAY * number) for number in range(_MOST_DAYS)):
+        if not _comes(times):
             yield Fault(path="cron", message="never comes: no year has such a day")
 
     @property
@@ -166,7 +165,7 @@ class Schedule:
         return zoneinfo.ZoneInfo(self.timezone)
 
     def find_next(self, after: datetime) -> datetime | None:
-        """The first time behind this one, in UTC; None: there is none in nine years."""
+        """The first time behind this one, in UTC; None: there is none in 40 years."""
         cron, zone = parse_cron(self.cron), self.zone
         day = after.astimezone(zone).date() - _DAY
         found: datetime | None = None
@@ -195,6 +194,12 @@ class Schedule:
             found |= {time for time in list_day(cron, day, zone) if since <= time <= until}
             day -= _DAY
         return sorted(found)[-most:]
+
+
+@functools.lru_cache(maxsize=64)  # a spec is rebuilt with every row
+def _comes(cron: Cron) -> bool:
+    first = date(2024, 1, 1)  # any day: what is right today is right when its row is read
+    return any(cron.fires_on(first + _DAY * number) for number in range(_MOST_DAYS))
 
 
 @functools.cache

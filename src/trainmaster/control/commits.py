@@ -51,6 +51,7 @@ class Commits:
             await self._task
 
     async def _work(self, db: Database) -> None:
+        batch: list[_Waiting] = []
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
@@ -66,7 +67,7 @@ class Commits:
                     else:
                         each.done.set_result(result)
         finally:  # where this task itself is cut off, nobody else commits these
-            for each in self._waiting:
+            for each in [*batch, *self._waiting]:
                 each.done.cancel()
             self._waiting = []
 

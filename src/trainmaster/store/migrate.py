@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent / "migrations"
 _INCREMENTAL = "0003"  # the revision from which on records carry aggregates
+# As Alembic makes it.
+_VERSION_TABLE = """CREATE TABLE alembic_version (
+    version_num VARCHAR(32) NOT NULL, CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+)"""
 _ONE_AT_A_TIME = threading.Lock()  # Alembic keeps what it works on in a global of the process
 
 
@@ -45,12 +49,28 @@ def upgrade(db: Database) -> None:
         if _is_current(conn):
             return
         before = _revision(conn)
+    if before is None and _create(db):
+        return
     # Imported where it is needed: it takes longer to load than most commands take, and hardly any needs it.
     from alembic import command
 
     _run(db, lambda config: command.upgrade(config, "head"))
     if before is not None and before < _INCREMENTAL:
         _rebuild_open(db)
+
+
+def _create(db: Database) -> bool:
+    """Make every table of this code in an empty SQLite file: in a third of the time of the migrations, which give the
+    same tables. False where there is anything, or it is PostgreSQL."""
+    if not db.has_one_writer:
+        return False
+    with db.write() as conn:
+        if inspect(conn).get_table_names():
+            return False
+        tables.metadata.create_all(conn)
+        conn.execute(text(_VERSION_TABLE))
+        conn.execute(text("INSERT INTO alembic_version VALUES (:newest)"), {"newest": revisions()[-1]})
+    return True
 
 
 def downgrade(db: Database, revision: str) -> None:

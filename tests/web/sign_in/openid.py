@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -31,12 +32,18 @@ def encode(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
+@functools.cache
+def _key() -> RSAKey:
+    """Made once: it takes half a second."""
+    return RSAKey.generate_key(2048, {"kid": "one", "use": "sig"})
+
+
 class HostileProvider:
     """A right provider; a test replaces one part. `answers` are whole answers by path, before any other."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.key = RSAKey.generate_key(2048, {"kid": "one", "use": "sig"})
+        self.key = _key()
         self.published: list[dict[str, Any]] = [self.key.as_dict(private=False)]
         self.claims: dict[str, Any] = dict(CLAIMS)
         self.metadata: dict[str, Any] = {}

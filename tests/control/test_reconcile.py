@@ -42,7 +42,7 @@ def find(db: Database, job: JobRow) -> JobRow:
 
 async def until(done: Callable[[], bool]) -> None:
     while not done():  # noqa: ASYNC110 (what we wait for are rows)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
 
 
 def reconcile_until(
@@ -60,7 +60,7 @@ def reconcile_until(
         stop = asyncio.Event()
         loop = asyncio.create_task(
             run(
-                db, home, stop=stop, tick_s=0.01, load=target.load, timeouts_s=timeouts_s, rest_s=at_once, begins=begins
+                db, home, stop=stop, tick_s=0.02, load=target.load, timeouts_s=timeouts_s, rest_s=at_once, begins=begins
             )
         )
         await until(lambda: done() or loop.done())

@@ -97,7 +97,7 @@ def test_keys_alone_reach_everything(tab: Page, db: Database, tmp_path: Path, ur
     tab.wait_for_load_state()  # keys are heard from then on
     tab.keyboard.press("g")
     tab.keyboard.press("r")
-    expect(tab.get_by_role("heading", name="Jobs")).to_be_visible()
+    expect(tab.get_by_role("heading", name="Runs")).to_be_visible()
     tab.goto(f"{url}/jobs/{resumed.id}")
     loss = tab.locator("#curves [data-metric=loss]")
     expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()

@@ -42,7 +42,9 @@ def test_a_token_is_made_shown_once_and_revoked(client: TestClient, db: Database
     assert row is not None and (row.role, row.project) == (Role.USER, "lab")
     assert "ann" in client.get("/settings").text and secret[1] not in client.get("/settings").text
     again = client.post("/settings/tokens", data={"name": "ann", "role": "user", "project": ""})
-    assert again.status_code == 409 and "choose a new one" in again.text
+    assert again.status_code == 409 and "choose a new one" in again.text and 'value="ann"' in again.text
+    hostile = client.post("/settings/tokens", data={"name": '"><script>1</script>', "role": "admin"})
+    assert hostile.status_code == 422 and "<script>1" not in hostile.text and "selected>admin" in hostile.text
     for name, role in (("x y", "user"), ("x", "king"), ("", "user")):
         assert client.post("/settings/tokens", data={"name": name, "role": role}).status_code == 422
     assert client.post("/settings/tokens/revoke", data={"name": "ann"}).status_code == 303
@@ -95,7 +97,10 @@ def test_a_webhook_is_made_tested_and_removed(client: TestClient, db: Database, 
     assert client.post("/settings/webhooks/switch", data={"id": row.id, "enabled": "0"}).status_code == 303
     assert '<span class="pill idle">off</span>' in client.get("/settings").text
     assert client.post("/settings/webhooks/remove", data={"id": row.id}).status_code == 303
-    assert client.post("/settings/webhooks", data={"url": "http://169.254.169.254/"}).status_code == 422
+    refused = client.post("/settings/webhooks", data={"url": "http://169.254.169.254/", "topic": ["job.failed"]})
+    assert refused.status_code == 422 and "Nothing was created: " in refused.text
+    # What was typed is still there, to be mended.
+    assert 'value="http://169.254.169.254/"' in refused.text and 'value="job.failed" checked' in refused.text
     with db.read() as conn:
         assert webhooks.list_webhooks(conn) == []
     assert {entry.action for entry in audit.list_audit(db)} >= {"notify.test", "webhook.create", "webhook.remove"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, get_args
@@ -27,7 +27,7 @@ from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import tokens as tokens_api
 from trainmaster.web.routes import webhooks as webhooks_api
-from trainmaster.web.sections.form import Posted, link, refuse_invalid
+from trainmaster.web.sections.form import Form, Posted, link, refuse_invalid
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
@@ -58,15 +58,15 @@ def show_settings(
 @router.post("/settings/tokens")
 def create_token(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
     """Create a token; it is on this page and nowhere else."""
-    try:
+
+    def create() -> Notice:
         wish = tokens_api.TokenWish.model_validate(
             {"name": form.text("name"), "role": form.text("role"), "project": form.text("project") or None}
         )
-    except ValidationError as error:
-        raise refuse_invalid(error) from error
-    made = _plain(tokens_api.create_token(wish, db, who))
-    notice = Notice(text=f"Token of {made['name']}. It is shown only now: copy it.", secret=made["token"])
-    return _page(request, db, who, notice=notice)
+        made = _plain(tokens_api.create_token(wish, db, who))
+        return Notice(text=f"Token of {made['name']}. It is shown only now: copy it.", secret=made["token"])
+
+    return _create(request, db, who, form, create)
 
 
 @router.post("/settings/tokens/revoke")
@@ -79,13 +79,13 @@ def revoke_token(db: dependencies.Db, who: dependencies.Admin, form: Posted) -> 
 def create_own_token(request: Request, db: dependencies.Db, who: dependencies.User, form: Posted) -> Response:
     """Create a token of a signed-in person, with the role and project that they work with now."""
     session = _need_session(who)
-    try:
+
+    def create() -> Notice:
         wish = tokens_api.TokenWish(name=form.text("name"), role=who.role, project=who.project)
-    except ValidationError as error:
-        raise refuse_invalid(error) from error
-    made = tokens_api.issue(db, wish, by=who.name, person=session.person)
-    notice = Notice(text=f"Token {wish.name} of yours. It is shown only now: copy it.", secret=made)
-    return _page(request, db, who, notice=notice)
+        made = tokens_api.issue(db, wish, by=who.name, person=session.person)
+        return Notice(text=f"Token {wish.name} of yours. It is shown only now: copy it.", secret=made)
+
+    return _create(request, db, who, form, create)
 
 
 @router.post("/settings/own-tokens/revoke")
@@ -129,15 +129,16 @@ def end_session(db: dependencies.Db, who: dependencies.Operator, form: Posted) -
 @router.post("/settings/webhooks")
 def create_webhook(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
     """Create a webhook; its signing key is on this page and nowhere else."""
-    try:
+
+    def create() -> Notice:
         wish = webhooks_api.HookWish.model_validate(
             {"url": form.text("url"), "topics": form.every("topic"), "project": form.text("project") or None}
         )
-    except ValidationError as error:
-        raise refuse_invalid(error) from error
-    made = _plain(webhooks_api.create_webhook(wish, request, db, who))
-    text = "Key that signs the messages of this webhook. It is shown only now: copy it."
-    return _page(request, db, who, notice=Notice(text=text, secret=made["signing_key"]))
+        made = _plain(webhooks_api.create_webhook(wish, request, db, who))
+        text = "Key that signs the messages of this webhook. It is shown only now: copy it."
+        return Notice(text=text, secret=made["signing_key"])
+
+    return _create(request, db, who, form, create)
 
 
 @router.post("/settings/webhooks/switch")
@@ -187,9 +188,25 @@ def _find_hook(db: Database, hook_id: str, who: Caller) -> Webhook:
     return hook
 
 
+def _create(request: Request, db: Database, who: Caller, form: Form, create: Callable[[], Notice]) -> Response:
+    """The page with what was created, or with why not and with what was typed."""
+    try:
+        return _page(request, db, who, notice=create())
+    except ValidationError as error:
+        refused = refuse_invalid(error)
+    except Refused as error:
+        if error.status not in (409, 422):
+            raise
+        refused = error
+    reasons = "; ".join([refused.message, *(f"{fault.path}: {fault.message}" for fault in refused.faults)])
+    notice = Notice(text=f"Nothing was created: {reasons}", good=False)
+    return _page(request, db, who, notice=notice, typed=form, status_code=refused.status)
+
+
 def _page(
-    request: Request, db: Database, who: Caller, *, offset: int = 0, subject: str = "", notice: Notice | None = None
-) -> Response:
+    request: Request, db: Database, who: Caller, *, offset: int = 0, subject: str = "", notice: Notice | None = None,
+    typed: Form | None = None, status_code: int = 200,
+) -> Response:  # fmt: skip
     admin, operator = who.may(Role.ADMIN), who.runs_server
     hooks: Sequence[Webhook] = ()
     if admin:
@@ -203,6 +220,9 @@ def _page(
         admin=admin,
         operator=operator,
         notice=notice,
+        typed=typed,
+        form=request.url.path,
+        status_code=status_code,
         sessions=_sessions(request, db) if operator else None,
         roles=list(Role),
         own_tokens=tokens.list_owned(db, who.session.person) if who.session is not None else (),

@@ -94,10 +94,18 @@ def list_(json: Json = False, home: HomeOption = None, server: ServerOption = No
 @target.command("show")
 def show(name: Name, json: Json = False, home: HomeOption = None, server: ServerOption = None) -> None:
     """Show one target. What its settings file holds is not shown."""
+    from trainmaster import targets
+
     with connect(home, server) as jobs:
         rows = [row for row in jobs.targets() if row.name == name]
+    if not rows and (stated := targets.find_traits(name)) is not None and not json:
+        _console.out.print(
+            f"{_console.plain(name)}: {stated.title}. Built in and granted to no project: its jobs are yours alone "
+            "(`trainmaster target grant --help`)"
+        )
+        return
     if not rows:
-        raise UsageError(f"no target {name!r:.80}; `trainmaster target list` lists them")
+        raise UsageError(f"no target {name!r:.80} is known or granted; `trainmaster target list` lists them")
     _print(rows, json=json)
 
 
@@ -139,6 +147,12 @@ def remove(name: Name, home: HomeOption = None, server: ServerOption = None) -> 
 def _print(rows: Sequence[KnownTarget], *, json: bool) -> None:
     if json:
         _console.as_json({"targets": rows})
+        return
+    if not rows:
+        _console.out.print(
+            "no target has a name of its own or is granted to a project. Without a server's token you need neither: "
+            "`--on local`, `--on ssh:hosts.yaml` and the others work at once (`trainmaster submit --help`)"
+        )
         return
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in ("name", "stands for", "project", "runs as", ""):

@@ -131,6 +131,15 @@ PLANTS: dict[str, dict[str, Texts]] = {
     },
 }
 
+_SAVE = 'torch.save({"content": raw.getvalue(), "digest": hashlib.sha256(raw.getvalue()).hexdigest()}, part)\n'
+_PUT = "    put(part, FOLDER / name)\n"
+# Faults that only a struck disk shows: of plain PyTorch.
+DISK: dict[str, Texts] = {
+    # `latest` is durable before the data is, and is the only way to it.
+    "undurable": ((_PUT, "    part.rename(FOLDER / name)\n"), PLANTS["torchrun"]["latest"][1]),
+    "silent": ((f"    {_SAVE}", f"    try:\n        {_SAVE}    except RuntimeError:\n        return\n"),),
+    "deleted": ((_SAVE, f"[old.unlink() for old in FOLDER.glob('step-*')]\n    {_SAVE}"),),
+}
 
 # It ignores SIGTERM, leaves a daemon, prints 10,000 lines a second and a loss that is not a number.
 HOSTILE: Texts = (

@@ -25,8 +25,9 @@ from trainmaster.drill import outside, plan, sample, verdict, witness_log
 from trainmaster.drill.attempt import last_words
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
+from trainmaster.drill.readings import read_losses
 from trainmaster.drill.record import Attempt, Struck
-from trainmaster.drill.run import Proof, Setup, read_losses
+from trainmaster.drill.run import Proof, Setup
 from trainmaster.drill.witness_log import Line, Save
 
 from .test_judge import GROUND, REFERENCE, life, line, lines_from, resumes
@@ -264,7 +265,7 @@ def test_a_whole_run_passes_and_its_report_says_what_was_not_tried() -> None:
     report = command_proof.report(proof)
     assert report.rows == [("1", "SIGKILL of rank 0, in step 13", "12", "10", "10", "2")]
     text = drill_report.markdown(report)
-    assert "Not tried: a power cut" in text
+    assert f"Not tried: {plan.NOT_TRIED}." in text
     assert "Left out: launcher" in text
     page = drill_report.render_html(report)
     assert "killed and resumed" in page and "a|b" in page

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trainmaster.core.plan import STOP_FILE
 from trainmaster.core.states import Reason
-from trainmaster.drill import witness_log
+from trainmaster.drill import storage, witness_log
 from trainmaster.drill.plan import LOOK_STEPS, Strike
 from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
@@ -29,6 +29,7 @@ class Outside:
     folder: Path  # of the attempt
     witness: Path
     grow: tuple[Path, ...] = ()  # folders in which a file that grows is a save: for programs whose saves nobody hears
+    readonly: Path | None = None  # the folder that the strike of this name is about
     quiet_s: float | None = None  # without a new step for so long it hangs, and is killed; None: never
     hung: bool = False
     launcher: bool = False  # seen: the command's own process is not one that trains
@@ -82,6 +83,10 @@ class Outside:
                 time.sleep(_HEARD_S)
             case "launcher":
                 _send(set(_commands(agent)) - training, signal.SIGKILL)
+            case "power":
+                _send(everybody, signal.SIGKILL)
+            case "readonly" if self.readonly is not None:
+                storage.forbid(self.readonly)
             case "stop":
                 _send(everybody, signal.SIGSTOP)
                 time.sleep(_STOPPED_S)

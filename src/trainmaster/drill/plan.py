@@ -16,18 +16,20 @@ STRIKES = {
     "twice": "SIGKILL, and again two steps after the resume",
     "term": "SIGTERM, with the time to save",
     "saving": "SIGKILL during a save",
+    "power": "a power cut right after a save",
+    "full": "the disk full at a save",
+    "readonly": "the checkpoint folder read-only at a save",
     "truncated": "the newest checkpoint truncated",
     "flipped": "one bit of the newest checkpoint flipped",
     "missing": "a file of the newest checkpoint missing",
     "stop": "SIGSTOP for two seconds, then on",
 }
 DAMAGE = ("truncated", "flipped", "missing")
+STORAGE = ("power", "full", "readonly")
+APART = (*STORAGE, *DAMAGE)  # each has a judgement of its own
 # In a copy of the run: what they spoil, or a program that runs to its end in its grace, must not reach the others.
-BRANCHES = ("term", "saving", *DAMAGE)
-NOT_TRIED = (
-    "a power cut (what was written and not yet on the disk is lost), a full disk or a read-only folder during a save, "
-    "another number of ranks, another node"
-)
+BRANCHES = ("term", "saving", *APART)
+NOT_TRIED = "another number of ranks, another node"
 LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
 
 
@@ -64,7 +66,8 @@ def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, .
     if wanted & set(BRANCHES) and wanted <= set(alone):
         wanted.add("one")  # a copy needs a run that has saved and was killed
     names = [name for name in STRIKES if name in wanted]
-    first, last = shape.saves[0], shape.saves[-1]
+    # Two saves are left for the copies: one that is struck, and steps after it.
+    first, last = shape.saves[0], shape.saves[-2]
     spread = [name for name in names if name not in ("after-save", *alone)]
     places = dict(zip(spread, _places(first + 2, max(first + 3, last - 1), len(spread), dice), strict=True))
     strikes = []

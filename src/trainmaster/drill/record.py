@@ -41,6 +41,20 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What became of a save whose disk was struck."""
+
+    way: str  # how it was struck, in words
+    went_on: bool = False  # it trained on after the save that could not be written
+    refused: str | None = None  # the error of torch.save or save_file; None: none was seen
+    told: str | None = None  # a line of its log about it
+    through: tuple[str, ...] = ()  # files that were written all the same
+    lost: tuple[str, ...] = ()  # by a power cut, those of the newest checkpoint first
+    unseen: tuple[str, ...] = ()  # of the newest checkpoint: whether they were fsynced was not seen
+    of: int = 0  # files of the newest checkpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Struck:
     """One strike and what came of it."""
 
@@ -54,3 +68,5 @@ class Struck:
     damaged: str | None = None  # file
     newest: int | None = None  # step of the newest checkpoint when it was damaged
     older: int = 0  # checkpoints beside the damaged one
+    older_step: int | None = None  # step of the newest save before the one that a power cut struck
+    storage: Storage | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import random
@@ -17,19 +16,20 @@ from trainmaster.core.plan import EVENTS_FILE, Plan
 from trainmaster.core.results import CheckResult, Finding, Overall, judge_overall
 from trainmaster.core.spec import JobSpec, Preflight
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import folders, verdict, witness_log
+from trainmaster.drill import folders, readings, storage, verdict, witness_log
 from trainmaster.drill import plan as plans
 from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
 from trainmaster.drill.outside import Outside
 from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck
-from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE, Line
+from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE
 
 _LOOK_S = 0.05
 # An attempt that does nothing for so much longer than the undisturbed run ever did hangs. A busy machine is slower.
 _QUIET_S, _QUIET_TIMES = 60.0, 10.0
-_HELD = frozenset({"term", "launcher", "stop"})  # strikes from outside: the witness holds the program for them
+# Strikes from outside: the witness holds the program for them.
+_DO = dict.fromkeys(("term", "launcher", "stop"), "hold") | {name: name for name in plans.STORAGE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,7 @@ class CommandDrill:
     _struck: list[Struck] = field(default_factory=list)
     _resumes: list[Resume] = field(default_factory=list)
     _reference_losses: Mapping[int, float] = field(default_factory=dict)
+    _reference_folder: Path = Path()
     _unheard: bool = False  # its saves are known by its files alone
     _unanswered: int | None = None  # the strike that the next attempt of the run has to recover from
     _number: int = 0
@@ -128,7 +129,7 @@ class CommandDrill:
             return self._proof(None, {}, [("reference", refusal)], first, started)
         shape = Shape(
             steps=self._steps,
-            saves=_save_steps(first, self._roots("reference")),
+            saves=readings.save_steps(first, self._roots("reference")),
             world=max((life.world for life in first.lives), default=self.setup.spec.resources.ranks),
             launcher=first.launcher,
         )
@@ -137,19 +138,24 @@ class CommandDrill:
         return References(first=first, second=second, shape=shape)
 
     def _know(self, first: Attempt) -> None:
-        self._steps, self._cost = len(_lines(first).get(0, {})), _measure(first)
-        self._reference_losses = first.clear_losses
-        self._quiet_s = max(_QUIET_S, _QUIET_TIMES * longest_pause(first))
+        self._steps, self._cost = len(readings.lines_by_rank(first).get(0, {})), readings.measure_cost(first)
+        self._reference_losses, self._reference_folder = first.clear_losses, Path(first.folder)
+        self._quiet_s = max(_QUIET_S, _QUIET_TIMES * readings.longest_pause(first))
 
     def _strike_all(self, first: Attempt, strikes: Sequence[Strike], shape: Shape) -> int | None:
         """Every strike in its turn; returns the last step of the last attempt, None where that was not reached."""
         savers = frozenset(life.rank for life in first.lives if life.saves) or frozenset({BY_FILES})
         self._unheard = savers == {BY_FILES}
-        timeline = Timeline(reference=_lines(first), savers=savers)
+        timeline = Timeline(reference=readings.lines_by_rank(first), savers=savers)
         folders.copy_work(self.setup.work, self.folder / "struck" / "work", links=self.setup.links)
         in_turn = [strike for strike in strikes if strike.name not in (*plans.BRANCHES, "stop")]
         branches = [strike for strike in strikes if strike.name in plans.BRANCHES]
-        self._left = 1 + len(in_turn) + len(branches) + sum(s.name in ("twice", "term", "saving") for s in strikes)
+        self._left = (
+            1
+            + len(in_turn)
+            + len(branches)
+            + sum(s.name in ("twice", "term", "saving", *plans.STORAGE) for s in strikes)
+        )
         before = "the start"
         for strike in in_turn:
             again = [strike, replace(strike, after=0)] if strike.name == "twice" else [strike]  # soon after the start
@@ -184,19 +190,21 @@ class CommandDrill:
         one = Struck(strike=strike, reached=True, died_at=timeline.done, newest=timeline.newest())
         if strike.name in plans.DAMAGE:
             one = self._damage(one, name)
+        elif strike.name in plans.STORAGE:
+            one = self._strike_disk(one, name, timeline, shape)
         else:
             hit = self._attempt(name, str(strike), strike=strike, steps=2, total=shape.steps)
-            timeline.add("the strike before", hit.lives)
-            hit = replace(hit, reached=max(timeline.history.get(0, {}), default=0))
-            one = replace(one, reached=hit.struck, died_at=timeline.done, hit=hit)
+            one = _hit(one, hit, timeline)
         # Killed in its last save it has done every step, and is not over.
-        is_over = one.hit is not None and one.hit.reached >= shape.steps and set(one.hit.codes) == {0}
+        is_over = (
+            one.storage is None and one.hit is not None and one.hit.reached >= shape.steps and set(one.hit.codes) == {0}
+        )
         if one.reached and not is_over:
             look = Strike(name="all", after=0)
             done = self._attempt(name, f"resume after: {strike}", strike=look, steps=LOOK_STEPS, total=shape.steps)
             one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)
         self._struck.append(one)
-        if strike.name not in plans.DAMAGE:
+        if strike.name not in plans.APART:
             self._resumes += one.resumes
         shutil.rmtree(self.folder / name / "work", ignore_errors=True)
         shutil.rmtree(self.folder / name / "checkpoints", ignore_errors=True)
@@ -211,6 +219,38 @@ class CommandDrill:
         dice = random.Random(f"{self.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
         path = folders.damage(found[0], one.strike.name, dice)
         return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
+
+    def _strike_disk(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
+        """A save of a copy of the run that cannot be written, or that a power cut follows."""
+        strike, run, newest = one.strike, self.folder / name, one.newest or 0
+        found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
+        order = storage.place(strike.name, shape, newest)
+        if not found or not order:
+            return replace(one, reached=False)
+        room = storage.room(found[0]) if strike.name == "full" else None
+        readonly = storage.find_folder(found[0], run) if strike.name == "readonly" else None
+        more = {"until": order.get("until", 0), "room": room or 0}
+        try:
+            hit = self._attempt(
+                name,
+                str(strike),
+                strike=strike,
+                steps=order["after"],
+                total=newest + order["after"],
+                order=more,
+                readonly=readonly,
+            )
+        finally:
+            if readonly is not None:
+                storage.permit(readonly)
+        one = _hit(one, hit, timeline)
+        if strike.name == "power":
+            files = folders.find_checkpoints(self._roots(name), since=hit.begun)
+            left = storage.cut(hit, files[0].files if files else (), run)
+            return replace(one, newest=timeline.newest(), older_step=newest, storage=left)
+        timeline.saves = {step: ranks for step, ranks in timeline.saves.items() if step <= newest}  # none was whole
+        seen = storage.look(hit, self._reference_folder, until=more["until"], room=room, folder=readonly, run=run)
+        return replace(one, storage=seen)
 
     def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> list[Resume]:
         printed = verdict.printed_start(done.losses, self._reference_losses)
@@ -239,7 +279,17 @@ class CommandDrill:
             )
         return done
 
-    def _attempt(self, run: str, label: str, *, strike: Strike | None, steps: int, total: int) -> Attempt:
+    def _attempt(
+        self,
+        run: str,
+        label: str,
+        *,
+        strike: Strike | None,
+        steps: int,
+        total: int,
+        order: Mapping[str, int] | None = None,
+        readonly: Path | None = None,
+    ) -> Attempt:
         """One start in the folders of a run."""
         self._number += 1
         base = self.folder / run
@@ -252,7 +302,7 @@ class CommandDrill:
             command=again or self.setup.spec.command,
             preflight=Preflight(level=0),
             workdir=None,
-            env=self._environment(witness, strike, steps),
+            env=self._environment(witness, strike, steps, order or {}),
         )
         plan = Plan(
             attempt=f"{uuid.uuid4()}.1",
@@ -262,12 +312,14 @@ class CommandDrill:
             work=str(base / "work"),
         )
         grow = self._roots(run) if self._unheard and strike is not None and strike.name == "saving" else ()
-        outside = Outside(strike=strike, folder=folder, witness=witness, grow=grow, quiet_s=self._quiet_s)
+        outside = Outside(
+            strike=strike, folder=folder, witness=witness, grow=grow, readonly=readonly, quiet_s=self._quiet_s
+        )
         label, begun = f"{label}{self._estimate()}", time.time()
 
         def look(agent: int) -> None:
             outside.look(agent)
-            self.say(label, _count(witness), max(total, 1))
+            self.say(label, readings.count_steps(witness), max(total, 1))
 
         record = engine.run(plan, variables={}, look=look, look_s=_LOOK_S)
         ended = time.monotonic()
@@ -278,7 +330,7 @@ class CommandDrill:
             )
         self._left = max(0, self._left - 1)
         message = str(record.get("message", ""))
-        losses, repeated = read_losses(folder / EVENTS_FILE)
+        losses, repeated = readings.read_losses(folder / EVENTS_FILE)
         return Attempt(
             label=label,
             folder=str(folder),
@@ -299,7 +351,7 @@ class CommandDrill:
             left=tuple(record.get("evidence", {}).get("would_not_die", [])),
         )
 
-    def _environment(self, witness: Path, strike: Strike | None, steps: int) -> dict[str, str]:
+    def _environment(self, witness: Path, strike: Strike | None, steps: int, more: Mapping[str, int]) -> dict[str, str]:
         own = self.setup.spec.env
         path = [str(self.folder / "witness"), own.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")]
         ours = {"PYTHONPATH": os.pathsep.join(filter(None, path)), FOLDER_VARIABLE: str(witness)}
@@ -309,8 +361,9 @@ class CommandDrill:
                 "when": when,
                 "after": steps,
                 "rank": strike.rank,
-                "do": "hold" if strike.name in _HELD else "kill",
+                "do": _DO.get(strike.name, "kill"),
                 "look": LOOK_STEPS,
+                **more,
             }
             ours[STRIKE_VARIABLE] = json.dumps(order)
         # Where people look at runs, not at drills.
@@ -345,33 +398,11 @@ class CommandDrill:
         )
 
 
-def _lines(attempt: Attempt) -> dict[int, dict[int, Line]]:
-    """Lines by rank and step of a run that was not disturbed."""
-    return {life.rank: dict(enumerate(life.lines, 1)) for life in attempt.lives}
-
-
-def _save_steps(attempt: Attempt, roots: Sequence[Path]) -> tuple[int, ...]:
-    """After which steps it saved: as torch.save told, else by the times of the files that are there."""
-    heard = {save.after for life in attempt.lives for save in life.saves if save.after}
-    if heard or not attempt.lives:
-        return tuple(sorted(heard))
-    times = [line.at for line in attempt.lives[0].lines]
-    found = folders.find_checkpoints(roots, since=attempt.begun)
-    return tuple(sorted({sum(at <= checkpoint.at for at in times) for checkpoint in found} - {0}))
-
-
-def _measure(attempt: Attempt) -> tuple[float, float]:
-    """Seconds from the start to the first step, and of a step."""
-    lines = attempt.lives[0].lines if attempt.lives else ()
-    if len(lines) < 2:
-        return attempt.ended - attempt.begun, 0.0
-    return lines[0].at - attempt.begun, (lines[-1].at - lines[0].at) / (len(lines) - 1)
-
-
-def longest_pause(attempt: Attempt) -> float:
-    """Seconds between its start and its first step, or between two steps."""
-    times = [attempt.begun, *(line.at for life in attempt.lives[:1] for line in life.lines), attempt.ended]
-    return max(after - before for before, after in itertools.pairwise(times))
+def _hit(one: Struck, hit: Attempt, timeline: Timeline) -> Struck:
+    """The strike with the attempt of the copy in which it happened."""
+    timeline.add("the strike before", hit.lives)
+    hit = replace(hit, reached=max(timeline.history.get(0, {}), default=0))
+    return replace(one, reached=hit.struck, died_at=timeline.done, hit=hit)
 
 
 def _attempts_of(folder: Path) -> Callable[[str, list[str]], list[str]]:
@@ -381,37 +412,3 @@ def _attempts_of(folder: Path) -> Callable[[str, list[str]], list[str]]:
         return [name for name in names if name.startswith("attempt-")] if Path(above).parent == folder else []
 
     return ignore
-
-
-def _count(witness: Path) -> int:
-    """Steps that the first process has done so far."""
-    for path in sorted(witness.glob("*.jsonl")):
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-            for raw in reversed(file.read().splitlines()):
-                try:
-                    return int(json.loads(raw)["n"])
-                except (ValueError, KeyError, TypeError):
-                    continue
-    return 0
-
-
-def read_losses(events: Path) -> tuple[dict[int, float], frozenset[int]]:
-    """Losses by step, as the agent read them from what the program printed or wrote, and steps that had several."""
-    losses: dict[int, float] = {}
-    repeated = set[int]()
-    try:
-        lines = events.read_bytes().splitlines()
-    except FileNotFoundError:
-        return losses, frozenset()
-    for raw in lines:
-        try:
-            item = json.loads(raw)
-            if item["phase"] == "STEP":
-                step, loss = int(item["data"]["step"]), float(item["data"]["loss"])
-                if repr(losses.setdefault(step, loss)) != repr(loss):  # NaN is not equal to itself
-                    repeated.add(step)
-                losses[step] = loss
-        except (ValueError, KeyError, TypeError):
-            continue
-    return losses, frozenset(repeated)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, losses
+from trainmaster.drill import judge, losses, storage_verdict
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
-from trainmaster.drill.plan import DAMAGE, Shape, Strike
+from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck
 from trainmaster.drill.witness_log import Life
 
@@ -133,6 +133,8 @@ def judge_all(
     damaged = [one for one in struck if one.strike.name in DAMAGE]
     unneeded = {one.damaged for one in damaged if one.strike.name == "missing" and _is_unneeded(one, ground)}
     found += [(one.strike.name, damage(one, ground, unneeded=unneeded)) for one in damaged]
+    disks = [one for one in struck if one.strike.name in STORAGE]
+    found += [(one.strike.name, storage_verdict.judge(one, _wrong_state(one, ground))) for one in disks]
     found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
     found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
     found.append(("processes", _left(attempts)))
@@ -245,7 +247,7 @@ def _strikes(struck: Sequence[Struck], planned: Sequence[Strike]) -> Finding:
 def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
     """After every kill the same command starts again by itself."""
     starts = [(attempt.before, attempt) for attempt in attempts[1:]]
-    starts += [(str(one.strike), one.branch) for one in struck if one.branch and one.strike.name not in DAMAGE]
+    starts += [(str(one.strike), one.branch) for one in struck if one.branch and one.strike.name not in APART]
     for before, attempt in starts:
         code = next((code for code in attempt.codes if code), 0)
         if attempt.hung and (attempt is not attempts[-1] or not attempt.lives):

@@ -81,6 +81,12 @@ def read_outside(folder: Path) -> str | None:
     )
 
 
+def read_refused(folder: Path) -> str | None:
+    """The first error of a save, as the program got it."""
+    items = (item for path in sorted(folder.glob("*.jsonl")) for item in _objects(path) if item.get("k") == "refused")
+    return next((str(item["words"]) for item in items), None)
+
+
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for raw in file.read(_MOST_BYTES).splitlines():

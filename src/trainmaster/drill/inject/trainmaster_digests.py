@@ -80,3 +80,14 @@ def _some(tensor: Any, most: int) -> Any:
     while tensor.dim() > 1:
         tensor = tensor[tensor.shape[0] // 2]
     return tensor.reshape(-1)[:most]
+
+
+def buffers(modules: dict[int, Any], optimizer: Any) -> list[Any]:
+    """Buffers that a checkpoint holds, of modules that own a parameter of this optimizer: BatchNorm's statistics."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found = []
+    for module in [reference() for reference in list(modules.values())]:
+        if module is not None and any(id(p) in trained for p in module._parameters.values()):
+            kept = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+            found += [module._buffers[name] for name in kept if module._buffers[name] is not None]
+    return found

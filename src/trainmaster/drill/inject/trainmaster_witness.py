@@ -8,8 +8,10 @@ device at once.
 
 TRAINMASTER_DRILL_WITNESS=FOLDER   each process that steps an optimizer writes FOLDER/PID.jsonl
 TRAINMASTER_DRILL_STRIKE=JSON      {"when": "step" | "save", "after": steps, "rank": number or null, "do": "kill" |
-                                   "hold", "look": steps}: SIGKILL to itself, or wait until the drill has struck from
-                                   outside. A rank that its launcher starts again after a kill ends after `look` steps
+                                   "hold" | "power" | "full" | "readonly", "look": steps}: SIGKILL to itself, or wait
+                                   until the drill has struck from outside; trainmaster_disk.py tells of the last three.
+                                   A rank that its launcher starts again after a kill ends after `look` steps, one
+                                   whose disk is full (past "room" bytes) or read-only after "until" steps
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any
 
 # Beside this file. Imported at once: the folder leaves sys.path when the witness has started.
 _digests: Any = importlib.import_module("trainmaster_digests")
+_disk: Any = importlib.import_module("trainmaster_disk")
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
@@ -71,6 +74,8 @@ class _Witness:
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None
         struck = self.strike is not None and any(name.startswith("struck-") for name in os.listdir(self.folder))  # noqa: PTH208
         self.look = int(self.strike["look"]) if self.strike and struck and self.strike["do"] == "kill" else None
+        if self.strike and struck and self.strike["do"] == "full":  # as it was before the launcher started it again
+            _disk.fill(int(self.strike["room"]))
 
     def write(self, line: dict[str, Any]) -> None:
         if self.lines >= _MOST_LINES:
@@ -79,7 +84,8 @@ class _Witness:
             # Unbuffered: SIGKILL must not take lines away.
             self.file = open(os.path.join(self.folder, f"{os.getpid()}.jsonl"), "ab", buffering=0)  # noqa: PTH118, PTH123, SIM115
         self.lines += 1
-        self.file.write(json.dumps(line).encode() + b"\n")
+        with _disk.lifted():
+            self.file.write(json.dumps(line).encode() + b"\n")
 
 
 _witness: _Witness | None = None
@@ -91,6 +97,7 @@ def install() -> None:
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
         _witness = _Witness(folder)
+        _quietly(_disk.prepare, _witness.strike, folder)
         sys.meta_path.insert(0, _AfterImport())
         sys.addaudithook(_on_audit)
         for name, after in _AFTER.items():
@@ -174,10 +181,7 @@ def _watch_saves(module: Any) -> None:
 
     @functools.wraps(save)
     def save_and_note(obj: Any, f: Any, *args: Any, **options: Any) -> Any:
-        _quietly(_before_save, f)
-        result = save(obj, f, *args, **options)
-        _quietly(_on_save, f)
-        return result
+        return _call_save(save, f, obj, f, *args, **options)
 
     load = module.load
 
@@ -198,10 +202,7 @@ def _watch_safetensors(module: Any) -> None:
 
     @functools.wraps(save_file)
     def save_and_note(tensors: Any, filename: Any, *args: Any, **options: Any) -> Any:
-        _quietly(_before_save, filename)
-        result = save_file(tensors, filename, *args, **options)
-        _quietly(_on_save, filename)
-        return result
+        return _call_save(save_file, filename, tensors, filename, *args, **options)
 
     module.save_file = save_and_note
 
@@ -249,7 +250,7 @@ def _note_step(optimizer: Any) -> None:
         "b": list(witness.batches),
     }
     if witness.modules is not None:
-        buffers = _digests.spread(_buffers(witness.modules, optimizer), _TENSORS)
+        buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
@@ -273,17 +274,6 @@ def _note_module(module: Any) -> None:
         modules[id(module)] = weakref.ref(module)
 
 
-def _buffers(modules: dict[int, Any], optimizer: Any) -> list[Any]:
-    """Buffers that a checkpoint holds, of modules that own a parameter of this optimizer: BatchNorm's statistics."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = []
-    for module in [reference() for reference in list(modules.values())]:
-        if module is not None and any(id(p) in trained for p in module._parameters.values()):
-            kept = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
-            found += [module._buffers[name] for name in kept if module._buffers[name] is not None]
-    return found
-
-
 def _on_batch(iterator: Any, data: Any) -> None:
     import torch
 
@@ -301,11 +291,31 @@ def _on_batch(iterator: Any, data: Any) -> None:
     witness.batches.append([f"{type(dataset).__name__}:{size}", digest])
 
 
+def _call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) -> Any:
+    _quietly(_before_save, place)
+    try:
+        result = save(*args, **options)
+    except BaseException as error:
+        _quietly(_on_refused, error)
+        raise
+    _quietly(_on_save, place)
+    return result
+
+
 def _before_save(place: Any) -> None:
     witness = _here()
     name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
     if witness is not None and isinstance(name, (str, os.PathLike)):
-        _end_outside(witness, os.path.realpath(os.fspath(name)))
+        path = os.path.realpath(os.fspath(name))
+        _end_outside(witness, path)
+        _disk.wrote(path)
+
+
+def _on_refused(error: BaseException) -> None:
+    witness = _here()
+    if witness is not None:
+        words = f"{type(error).__name__}: {error}"[:200]
+        witness.write({"k": "refused", "n": witness.steps, "r": _rank()[0], "t": time.time(), "words": words})
 
 
 def _end_outside(witness: _Witness, path: str) -> None:
@@ -361,8 +371,11 @@ def _in_a_thread() -> bool:
 
 
 def _on_audit(event: str, arguments: Any) -> None:
-    # Called for all that Python does: nothing but two comparisons unless something was saved into memory just now.
+    # Called for all that Python does: nothing but comparisons unless something was saved into memory just now, or a
+    # power cut is to come.
     witness = _witness
+    if _disk.is_heard():
+        _quietly(_disk.hear, event, arguments)
     if witness is None or (witness.memory is None and witness.written is None):
         return
     if event == "open" and witness.memory is not None:
@@ -415,6 +428,11 @@ def _strike(witness: _Witness, path: str = "") -> None:
     if strike["do"] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     witness.strike = None
+    if strike["do"] in ("full", "readonly"):
+        witness.look = int(strike["until"])
+    if strike["do"] == "full":
+        _disk.fill(int(strike["room"]))
+        return
     end = time.monotonic() + _HOLD_S
     while time.monotonic() < end and not os.path.exists(os.path.join(witness.folder, "go")):  # noqa: PTH110, PTH118
         time.sleep(0.02)

@@ -1,0 +1,176 @@
+"""Strikes at the disk of a run: what a power cut leaves of it, a full disk, a folder that cannot be written.
+
+inject/trainmaster_disk.py is the half inside the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainmaster.drill import witness_log
+from trainmaster.drill.folders import LEFT_OUT, Checkpoint
+from trainmaster.drill.plan import LOOK_STEPS, Shape
+from trainmaster.drill.record import Attempt, Storage
+
+_TICK_NS = 20_000_000  # times of files are those of the kernel's last tick
+_WRITE = 0o222
+_TOLD = re.compile(
+    r"error|fail|could ?n[o']t|cannot|can't|unable|exception|errno|denied|too large|no space|read-?only|not saved", re.I
+)
+_LOG_BYTES = 16 << 20
+
+
+def place(name: str, shape: Shape, newest: int) -> dict[str, int]:
+    """When to strike, in steps of the attempt that goes on from `newest`; empty: no save is left to be struck."""
+    next_save = next((step for step in shape.saves if step >= newest + 2), None)
+    if next_save is None or (name == "power" and next_save >= shape.steps):
+        return {}
+    after = next_save - newest
+    return {"after": after + 1} if name == "power" else {"after": 2, "until": after + LOOK_STEPS}
+
+
+def room(newest: Checkpoint) -> int:
+    """Bytes of a file that a full disk takes: half of the largest file of a checkpoint."""
+    return max(path.stat().st_size for path in newest.files) // 2
+
+
+def find_folder(newest: Checkpoint, run: Path) -> Path:
+    """The folder of a run in which it keeps its checkpoints: `checkpoints`, or what it made itself in `work`."""
+    parts = newest.files[0].relative_to(run).parts
+    return run.joinpath(*parts[: 2 if parts[0] == "work" and len(parts) > 2 else 1])
+
+
+def forbid(folder: Path) -> None:
+    """Take the permission to write from a folder and all that is in it."""
+    for path in _below(folder):
+        path.chmod(path.stat().st_mode & 0o7777 & ~_WRITE)
+
+
+def permit(folder: Path) -> None:
+    for path in _below(folder):
+        path.chmod(path.stat().st_mode & 0o7777 | 0o200)
+
+
+def look(hit: Attempt, reference: Path, *, until: int, room: int | None, folder: Path | None, run: Path) -> Storage:
+    """What a program did whose saves could not be written. `reference`: folder of the undisturbed attempt."""
+    witness = _witness(hit)
+    marks = [path.stat().st_mtime_ns for path in (*witness.glob("struck-*"), *witness.glob("go"))]
+    since = max(marks, default=0) + _TICK_NS
+    through = [
+        path
+        for path in _files(folder if folder is not None else run / "checkpoints", *([] if folder else [run / "work"]))
+        if path.stat().st_mtime_ns > since and (room is None or path.stat().st_size > room)
+    ]
+    return Storage(
+        way=(
+            f"every write past {room} bytes of a file failed: RLIMIT_FSIZE, EFBIG in place of ENOSPC"
+            if room is not None
+            else "without the permission to write: EACCES in place of EROFS"
+        ),
+        went_on=set(hit.codes) == {0} or any(len(life.lines) >= until for life in hit.lives),
+        refused=witness_log.read_refused(witness),
+        told=_told(Path(hit.folder), reference),
+        through=tuple(str(path.relative_to(run)) for path in through),
+    )
+
+
+def cut(hit: Attempt, newest: Collection[Path], run: Path) -> Storage:
+    """Take from the disk what a power cut would: data that was not fsynced since it was written.
+
+    Names stay, as on ext4 and XFS, which keep the order of what is done to folders: a file is there, and empty, or as
+    long as it was at its last fsync. Files whose writer was not seen are left as they are.
+    """
+    journal = _journal(_witness(hit))
+    synced = {int(item["file"]): (int(item["size"]), int(item["at"])) for item in journal if item["k"] == "sync"}
+    everything = max((int(item["t"]) for item in journal if item["k"] == "all"), default=0)
+    seen = set[str]() if any(item["k"] == "doubt" for item in journal) else _written(journal)
+    lost, unseen = list[Path](), list[Path]()
+    for path in _files(run / "checkpoints", run / "work"):
+        facts = path.stat()
+        if facts.st_mtime_ns < hit.begun * 1e9 - _TICK_NS or facts.st_mtime_ns < everything:
+            continue
+        size, at = synced.get(facts.st_ino, (0, 0))
+        if (size, at) == (facts.st_size, facts.st_mtime_ns) or not facts.st_size:
+            continue
+        if str(path.resolve()) in seen:
+            os.truncate(path, min(size, facts.st_size))
+            lost.append(path)
+        elif path in newest:
+            unseen.append(path)
+    return Storage(
+        way="what was not fsynced is lost, names stay",
+        lost=tuple(str(path.relative_to(run)) for path in sorted(lost, key=lambda path: (path not in newest, path))),
+        unseen=tuple(str(path.relative_to(run)) for path in sorted(unseen)),
+        of=len(newest),
+    )
+
+
+def _written(journal: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Files that were opened for writing, by the names that they have now."""
+    seen = set[str]()
+    for item in journal:
+        if item["k"] == "open":
+            seen.add(item["path"])
+        elif item["k"] == "unsure":
+            seen.discard(item["path"])
+        elif item["k"] == "link" and item["path"] in seen:
+            seen.add(item["to"])
+        elif item["k"] == "rename":
+            old, new = item["path"], item["to"]
+            moved = {path for path in seen if path == old or path.startswith(old + os.sep)}
+            seen = {path for path in seen - moved if path != new} | {new + path[len(old) :] for path in moved}
+    return seen
+
+
+def _journal(witness: Path) -> list[dict[str, Any]]:
+    """Lines of every process, in the order of their times."""
+    items = []
+    for path in witness.glob("disk-*.log"):
+        for raw in path.read_bytes().splitlines():
+            try:
+                items.append(json.loads(raw))
+            except ValueError:  # cut off by a kill
+                continue
+    return sorted(items, key=lambda item: int(item["t"]))
+
+
+def _told(hit: Path, reference: Path) -> str | None:
+    """A line of the log that tells of a fault, and is not in that of the undisturbed run."""
+    usual = {_shape(line) for line in _log(reference)}
+    return next((line.strip()[:160] for line in _log(hit) if _TOLD.search(line) and _shape(line) not in usual), None)
+
+
+def _shape(line: str) -> str:
+    return re.sub(r"[\d.]+", "#", line.strip())
+
+
+def _log(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("rank-*.log")):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            yield from file.read().decode(errors="replace").splitlines()
+
+
+def _witness(attempt: Attempt) -> Path:
+    folder = Path(attempt.folder)
+    return folder.with_name(f"{folder.name}-witness")
+
+
+def _below(folder: Path) -> list[Path]:
+    """The folder, and every folder and file in it; no links."""
+    found = [folder]
+    for above, folders, files in os.walk(folder):
+        found += [path for name in (*folders, *files) if not (path := Path(above) / name).is_symlink()]
+    return found
+
+
+def _files(*roots: Path) -> Iterator[Path]:
+    for root in roots:
+        for above, folders, files in os.walk(root):
+            folders[:] = [name for name in folders if name not in LEFT_OUT]
+            yield from (path for name in files if (path := Path(above) / name).is_file() and not path.is_symlink())

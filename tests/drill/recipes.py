@@ -140,6 +140,15 @@ DISK: dict[str, Texts] = {
     "silent": ((f"    {_SAVE}", f"    try:\n        {_SAVE}    except RuntimeError:\n        return\n"),),
     "deleted": ((_SAVE, f"[old.unlink() for old in FOLDER.glob('step-*')]\n    {_SAVE}"),),
 }
+# Checkpoints of another number of ranks are not found.
+OTHER_WORLD: Texts = (
+    ('FOLDER = Path(os.environ.get("TRAINMASTER_CHECKPOINTS", "checkpoints"))\n', ""),
+    (
+        'int(os.environ.get("WORLD_SIZE", "1"))\n',
+        'int(os.environ.get("WORLD_SIZE", "1"))\n'
+        'FOLDER = Path(os.environ.get("TRAINMASTER_CHECKPOINTS", "checkpoints")) / f"world{WORLD}"\n',
+    ),
+)
 
 # It ignores SIGTERM, leaves a daemon, prints 10,000 lines a second and a loss that is not a number.
 HOSTILE: Texts = (

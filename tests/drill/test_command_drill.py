@@ -89,7 +89,7 @@ def read_or_nothing(path: Path) -> bytes:
         (("--", "no-such-program", "train.py"), "no such program"),
         (("job.yaml", "--kills", "3"), "a command takes --strike"),
         (("train.yaml", "--strike", "one"), "--strike belongs to the drill of a command"),
-        (("job.yaml", "--strike", "lightning"), "twice, term, saving, truncated"),
+        (("job.yaml", "--strike", "lightning"), "twice, term, saving, power, full"),
         (("--command", "train.yaml"), "train.yaml:1: name: missing"),
         (("job.yaml", "resources.nodes=2"), "a drill runs on this machine"),
         ((), "drill -- python train.py"),

@@ -32,7 +32,7 @@ from trainmaster.drill.witness_log import Line, Save
 
 from .test_judge import GROUND, REFERENCE, life, line, lines_from, resumes
 
-SHAPE = Shape(steps=40, saves=(5, 10, 15, 20, 25, 30, 35, 40), world=2, launcher=True)
+SHAPE = Shape(steps=40, saves=(5, 10, 15, 20, 25, 30, 35, 40), world=2, launcher=True, fewer=1)
 
 
 def attempt(*lines: Line, codes: tuple[int, ...] = (0,), **more: object) -> Attempt:
@@ -101,9 +101,9 @@ def test_strikes_come_in_order_between_the_saves(seed: int) -> None:
 
 
 def test_what_a_program_has_no_place_for_is_left_out() -> None:
-    alone = replace(SHAPE, world=1, launcher=False)
+    alone = replace(SHAPE, world=1, launcher=False, fewer=None)
     names = {strike.name for strike in plan.make(alone, wanted=plan.STRIKES, seed=0)}
-    assert set(plan.STRIKES) - names == {"all", "launcher"} == set(plan.left_out(alone))
+    assert set(plan.STRIKES) - names == {"all", "launcher", "ranks"} == set(plan.left_out(alone))
 
 
 def test_damage_alone_needs_a_run_that_was_killed() -> None:

@@ -108,12 +108,45 @@ def test_files_of_one_step_are_one_checkpoint_whatever_else_has_a_number(tmp_pat
 def test_damage_is_what_it_says(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "a.pt"
     file.write_bytes(bytes(1000))
-    checkpoint = folders.Checkpoint(name="a", files=(file,), at=0.0)
+    (tmp_path / "b.pt").write_bytes(bytes(900))
+    checkpoint = folders.Checkpoint(name="a", files=(file, tmp_path / "b.pt"), at=0.0)
     assert folders.damage(checkpoint, kind, random.Random(0)) == file
     if kind == "missing":
         assert not file.exists()
     elif kind == "truncated":
         assert file.read_bytes() == bytes(500)
+    elif kind == "unfinished":
+        assert file.read_bytes() == b""
     else:
         assert sum(byte.bit_count() for byte in file.read_bytes()) == 1
         assert len(file.read_bytes()) == 1000
+    assert (tmp_path / "b.pt").exists() == (kind != "unfinished")
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "text", "found"),
+    [
+        (("step-0010.pt",), "latest", "10\n", True),
+        (("step-0010.pt",), "latest", "15\n", False),
+        (("run/step-10/a.pt", "run/step-10/b.pt"), "run/last_checkpoint", "/elsewhere/run/step-10", True),
+        (("iter_0000010/mp_rank_03/a.pt",), "latest_checkpointed_iteration.txt", "10", True),
+        (("checkpoint-10/a.pt",), "notes", "began on day 10, see the log", False),
+        (("checkpoint-10/a.pt",), "history", "5\n10\n", False),
+        (("model_10.pt", "optim_10.pt"), "model_10.json", "10", False),
+    ],
+)
+def test_the_file_that_names_a_checkpoint_is_found(
+    files: tuple[str, ...], name: str, text: str, found: bool, tmp_path: Path
+) -> None:
+    for file in (*files, name):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text if file == name else "x" * 1000)
+    checkpoint = folders.Checkpoint(name="", files=tuple(tmp_path / file for file in files), at=0.0)
+    assert folders.find_pointer(checkpoint, [tmp_path]) == (tmp_path / name if found else None)
+
+
+def test_a_link_names_a_checkpoint_too(tmp_path: Path) -> None:
+    (tmp_path / "step-10").mkdir()
+    (tmp_path / "latest").symlink_to("step-10")
+    checkpoint = folders.Checkpoint(name="", files=(tmp_path / "step-10/a.pt",), at=0.0)
+    assert folders.find_pointer(checkpoint, [tmp_path]) == tmp_path / "latest"

@@ -106,7 +106,8 @@ def test_a_power_cut_leaves_what_was_fsynced_and_what_nobody_saw(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "sync", ["os.sync()", "import subprocess; subprocess.run(['sync', '--version'])", "os.system('true; sync --version')"]
+    "sync",
+    ["os.sync()", "import subprocess; subprocess.run(['sync', '--version'])", "os.system('true; sync --version')"],
 )
 def test_a_sync_of_all_is_no_loss(sync: str, tmp_path: Path) -> None:
     text = f"import os\nwith open('a.pt', 'wb') as f: f.write(b'x' * 500)\nimport time; time.sleep(0.02); {sync}"

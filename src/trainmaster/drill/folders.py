@@ -15,6 +15,7 @@ from trainmaster.core.errors import UsageError
 LEFT_OUT = frozenset({".git", ".venv", "node_modules", "__pycache__"})
 MOST_BYTES = 2 << 30
 _LEAST_BYTES = 256  # of a file that may hold weights
+_POINTER_BYTES = 4096  # of a file that only names the newest checkpoint
 _ENTRIES = 50_000
 # Files that programs keep beside their checkpoints.
 _NOT_WEIGHTS = re.compile(
@@ -145,12 +146,43 @@ def find_checkpoints(roots: Collection[Path], *, since: float) -> list[Checkpoin
     return sorted(found, key=lambda checkpoint: checkpoint.at, reverse=True)
 
 
+def find_pointer(checkpoint: Checkpoint, roots: Collection[Path]) -> Path | None:
+    """The file or link that names a checkpoint, such as `latest`: one line, in a file whose own name has no number."""
+    below = [path.relative_to(root) for path in checkpoint.files for root in roots if path.is_relative_to(root)]
+    numbers = {int(found) for path in below for found in re.findall(_STEP, str(path))}
+    numbers = numbers or {int(found) for path in below for found in re.findall(r"\d+", path.name)}
+    beside = {path.parent for path in checkpoint.files}
+    for folder in sorted({*beside, *(above for path in beside for above in path.parents)}):
+        if any(folder.is_relative_to(root) for root in roots):
+            for path in sorted(folder.iterdir()):
+                if path not in checkpoint.files and not re.search(r"\d", path.name) and _points_at(path, numbers):
+                    return path
+    return None
+
+
+def _points_at(path: Path, numbers: Collection[int]) -> bool:
+    """Whether a link or a small file names one of these steps, and nothing more."""
+    if path.is_symlink():
+        text = str(path.readlink())
+    elif path.is_file() and path.stat().st_size <= _POINTER_BYTES:
+        text = path.read_text(errors="replace").strip()
+    else:
+        return False
+    few = len(text.splitlines()) == 1 and len(text.split()) <= 3
+    return few and any(int(found) in numbers for found in re.findall(r"\d+", Path(text).name))
+
+
 def damage(checkpoint: Checkpoint, kind: str, dice: random.Random) -> Path:
     """Damage the largest file of a checkpoint; of several the last one written."""
     path = max(checkpoint.files, key=lambda file: (file.stat().st_size, file.stat().st_mtime_ns, str(file)))
     size = path.stat().st_size
     if kind == "missing":
         path.unlink()
+    elif kind == "unfinished":  # as if the first file had just been begun
+        for file in checkpoint.files:
+            if file != path:
+                file.unlink()
+        os.truncate(path, 0)
     elif kind == "truncated":
         os.truncate(path, size // 2)
     else:

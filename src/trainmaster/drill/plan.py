@@ -22,14 +22,16 @@ STRIKES = {
     "truncated": "the newest checkpoint truncated",
     "flipped": "one bit of the newest checkpoint flipped",
     "missing": "a file of the newest checkpoint missing",
+    "unfinished": "`latest` naming a checkpoint that was only begun",
+    "ranks": "SIGKILL, and on with half as many ranks",
     "stop": "SIGSTOP for two seconds, then on",
 }
-DAMAGE = ("truncated", "flipped", "missing")
+DAMAGE = ("truncated", "flipped", "missing", "unfinished")
 STORAGE = ("power", "full", "readonly")
-APART = (*STORAGE, *DAMAGE)  # each has a judgement of its own
+APART = (*STORAGE, *DAMAGE, "ranks")  # each has a judgement of its own
 # In a copy of the run: what they spoil, or a program that runs to its end in its grace, must not reach the others.
 BRANCHES = ("term", "saving", *APART)
-NOT_TRIED = "another number of ranks, another node"
+NOT_TRIED = "more ranks than before, another node"
 LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
 
 
@@ -56,6 +58,7 @@ class Shape:
     saves: tuple[int, ...]  # after which steps it saved
     world: int
     launcher: bool  # the command starts its ranks itself, as torchrun does
+    fewer: int | None = None  # ranks that the command can be started with instead
 
 
 def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, ...]:
@@ -89,6 +92,12 @@ def left_out(shape: Shape) -> dict[str, str]:
         reasons["all"] = "one rank: the same as SIGKILL of one rank"
     if not shape.launcher:
         reasons["launcher"] = "no launcher: the process that the command starts is the one that trains"
+    if shape.fewer is None:
+        reasons["ranks"] = (
+            "one rank: there are no fewer"
+            if shape.world == 1
+            else "the command does not tell the number of its ranks (--processes, --nproc-per-node, --num_processes)"
+        )
     return reasons
 
 

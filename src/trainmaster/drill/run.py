@@ -16,7 +16,7 @@ from trainmaster.core.plan import EVENTS_FILE, Plan
 from trainmaster.core.results import CheckResult, Finding, Overall, judge_overall
 from trainmaster.core.spec import JobSpec, Preflight
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import folders, readings, storage, verdict, witness_log
+from trainmaster.drill import folders, ranks, readings, storage, verdict, witness_log
 from trainmaster.drill import plan as plans
 from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
@@ -132,6 +132,7 @@ class CommandDrill:
             saves=readings.save_steps(first, self._roots("reference")),
             world=max((life.world for life in first.lives), default=self.setup.spec.resources.ranks),
             launcher=first.launcher,
+            fewer=fewer[1] if (fewer := ranks.halve(self.setup.spec)) else None,
         )
         if refusal := verdict.too_few_saves(shape):
             return self._proof(shape, {}, [("reference", refusal)], first, started)
@@ -192,7 +193,7 @@ class CommandDrill:
             one = self._damage(one, name)
         elif strike.name in plans.STORAGE:
             one = self._strike_disk(one, name, timeline, shape)
-        else:
+        elif strike.name != "ranks":
             hit = self._attempt(name, str(strike), strike=strike, steps=2, total=shape.steps)
             one = _hit(one, hit, timeline)
         # Killed in its last save it has done every step, and is not over.
@@ -201,7 +202,14 @@ class CommandDrill:
         )
         if one.reached and not is_over:
             look = Strike(name="all", after=0)
-            done = self._attempt(name, f"resume after: {strike}", strike=look, steps=LOOK_STEPS, total=shape.steps)
+            done = self._attempt(
+                name,
+                f"resume after: {strike}",
+                strike=look,
+                steps=LOOK_STEPS,
+                total=shape.steps,
+                fewer=strike.name == "ranks",
+            )
             one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)
         self._struck.append(one)
         if strike.name not in plans.APART:
@@ -217,7 +225,12 @@ class CommandDrill:
         if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
             return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
         dice = random.Random(f"{self.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
+        pointer = folders.find_pointer(found[0], self._roots(name))
+        if one.strike.name == "unfinished" and pointer is None:
+            return replace(one, reached=False, skipped="no file such as `latest` names the newest checkpoint")
         path = folders.damage(found[0], one.strike.name, dice)
+        if one.strike.name == "unfinished" and pointer is not None:
+            path = pointer
         return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
 
     def _strike_disk(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
@@ -289,6 +302,7 @@ class CommandDrill:
         total: int,
         order: Mapping[str, int] | None = None,
         readonly: Path | None = None,
+        fewer: bool = False,
     ) -> Attempt:
         """One start in the folders of a run."""
         self._number += 1
@@ -304,6 +318,8 @@ class CommandDrill:
             workdir=None,
             env=self._environment(witness, strike, steps, order or {}),
         )
+        halved = ranks.halve(spec) if fewer else None
+        spec = halved[0] if halved is not None else spec
         plan = Plan(
             attempt=f"{uuid.uuid4()}.1",
             spec=spec,

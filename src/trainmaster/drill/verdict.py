@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, losses, storage_verdict
+from trainmaster.drill import judge, losses, ranks, storage_verdict
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
@@ -135,6 +135,7 @@ def judge_all(
     found += [(one.strike.name, damage(one, ground, unneeded=unneeded)) for one in damaged]
     disks = [one for one in struck if one.strike.name in STORAGE]
     found += [(one.strike.name, storage_verdict.judge(one, _wrong_state(one, ground))) for one in disks]
+    found += [("other ranks", _other_ranks(one, first)) for one in struck if one.strike.name == "ranks"]
     found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
     found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
     found.append(("processes", _left(attempts)))
@@ -202,6 +203,11 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
     if wrong:
         return fail(f"{words}: loaded without a word; {wrong[0]}", action=_FALL_BACK)
     return ok(f"{words}: the resume did not need it, and nothing of the state was missing")
+
+
+def _other_ranks(one: Struck, reference: Attempt) -> Finding:
+    printed = printed_start(one.branch.losses, reference.clear_losses) if one.branch is not None else None
+    return ranks.judge(one, printed)
 
 
 def _is_unneeded(one: Struck, ground: Ground) -> bool:

@@ -33,6 +33,8 @@ DOES = {
     "truncated": "a truncated checkpoint",
     "flipped": "a flipped bit",
     "missing": "a missing file",
+    "unfinished": "`latest` naming an unfinished checkpoint",
+    "other ranks": "another number of ranks",
     "power": "a power cut",
     "full": "a full disk",
     "readonly": "a read-only folder",
@@ -120,7 +122,7 @@ def _repeat(proof: Proof) -> list[str]:
 
 
 def _is_bad(proof: Proof, name: str) -> bool:
-    claims = {"term": "stop", "saving": "restart"}
+    claims = {"term": "stop", "saving": "restart", "ranks": "other ranks"}
     return any(
         result.check == claims.get(name, name) and result.findings[0].verdict in (Verdict.FAIL, Verdict.ERROR)
         for result in proof.results

@@ -32,7 +32,10 @@ def save(accelerator, step, epoch, place):
         for path in part.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())  # on the disk before anything says so
-        (part / SEAL).write_text(json.dumps(digest(part)))
+        with (part / SEAL).open("w") as file:
+            file.write(json.dumps(digest(part)))
+            file.flush()
+            os.fsync(file.fileno())
         shutil.rmtree(FOLDER / f"step-{step:05d}", ignore_errors=True)  # one that was not whole
         part.rename(FOLDER / f"step-{step:05d}")
         for old in sorted(FOLDER.glob("step-*"))[:-3]:

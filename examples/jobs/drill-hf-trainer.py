@@ -45,7 +45,10 @@ class Seal(TrainerCallback):
             for path in folder.rglob("*"):
                 with path.open("rb") as file:
                     os.fsync(file.fileno())  # on the disk before anything says so
-            (folder / "part").write_text(json.dumps(digest(folder)))
+            with (folder / "part").open("w") as file:
+                file.write(json.dumps(digest(folder)))
+                file.flush()
+                os.fsync(file.fileno())
             (folder / "part").replace(folder / SEAL)
 
 

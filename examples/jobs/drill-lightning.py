@@ -95,7 +95,10 @@ class Sealed(TorchCheckpointIO):
         super().save_checkpoint(checkpoint, path, storage_options)
         with Path(path).open("rb") as file:
             os.fsync(file.fileno())  # on the disk before anything says so
-        seal(path).write_text(digest(path))
+        with seal(path).open("w") as file:
+            file.write(digest(path))
+            file.flush()
+            os.fsync(file.fileno())
 
     def remove_checkpoint(self, path):
         seal(path).unlink(missing_ok=True)

@@ -45,7 +45,10 @@ def save(step, at, model, optimizer):
             file.flush()
             os.fsync(file.fileno())  # on the disk before anything says so
     meta = {"step": step, "at": at, "digests": {name: digest(FOLDER / name) for name in names}}
-    (FOLDER / "meta.tmp").write_text(json.dumps(meta))
+    with (FOLDER / "meta.tmp").open("w") as file:
+        file.write(json.dumps(meta))
+        file.flush()
+        os.fsync(file.fileno())
     (FOLDER / "meta.tmp").rename(FOLDER / f"meta_{step:06d}.json")
     for old in sorted(FOLDER.glob("meta_*.json"))[:-3]:
         for path in FOLDER.glob(f"*{old.stem[4:]}.*"):

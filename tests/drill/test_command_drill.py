@@ -57,7 +57,7 @@ def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_pa
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_recipe_that_ships_passes(name: str, tmp_path: Path) -> None:
     with recipes.warm_python(name) as python:
-        proof = recipes.drill(tmp_path, name, strikes=("one", "flipped"), python=(python, "-m"))
+        proof = recipes.drill(tmp_path, name, strikes=("one", "flipped", "power"), python=(python, "-m"))
     assert matrix.judge(proof, "none") is None
     assert proof.shape is not None and len(proof.shape.saves) >= 7, "its saves are heard"
 

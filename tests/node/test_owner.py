@@ -105,3 +105,10 @@ def test_what_is_stopped_below_a_process_is_found(proc: Path) -> None:
         (proc / str(pid) / "task" / str(pid) / "children").write_text(below)
     assert sorted(set(owner.find_stopped(10))) == [21, 30], "and it ends where processes point at each other"
     assert owner.find_stopped(99) == []
+
+
+def test_a_fork_server_is_told_from_its_ranks(proc: Path) -> None:
+    for pid, words in ((30, b"A=1\0TRAINMASTER_ROOM=----\0"), (31, b"RANK=0\0A=1\0"), (32, b"TRAINMASTER_ROOM=x\0")):
+        add(proc, pid, 1)
+        (proc / str(pid) / "environ").write_bytes(words)
+    assert [pid for pid in (30, 31, 32, 33) if owner.is_fork_server(pid)] == [30]

@@ -91,6 +91,13 @@ def find_stopped(pid: int) -> list[int]:
     return stopped
 
 
+def is_fork_server(pid: int) -> bool:
+    """Whether it forks the ranks of a node. They have its command line, and write over the room in its environment."""
+    from trainmaster.core.plan import ROOM_VARIABLE  # not where a guard starts
+
+    return any(word.startswith(f"{ROOM_VARIABLE}=-".encode()) for word in _environment(pid))
+
+
 def find_launcher(environ: Mapping[str, str]) -> str | None:
     """The process that started this rank and waits for it; None where there is none, or it cannot be seen.
 

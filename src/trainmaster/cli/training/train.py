@@ -167,7 +167,7 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
 
 def _run(folder: Path, asked: Sequence[int]) -> int:
     """The agent in the foreground, with what rank 0 prints; its exit code. `asked` are the signals that came."""
-    from trainmaster.node.owner import find_stopped, name_process
+    from trainmaster.node.owner import find_stopped, is_fork_server, name_process
 
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
@@ -189,7 +189,7 @@ def _run(folder: Path, asked: Sequence[int]) -> int:
                 os.killpg(agent.pid, signal.SIGCONT)  # a stopped agent cannot save and end
                 stopped.clear()
             for pid in (stopped & seen) - told:
-                name = "the agent" if pid == agent.pid else "a rank"
+                name = "the agent" if pid == agent.pid else "the fork server" if is_fork_server(pid) else "a rank"
                 _console.note(f"{name} (process {pid}) is stopped; `kill -CONT {pid}` lets it go on")
             seen, told = stopped, stopped & (seen | told)
             time.sleep(_LOOK_S)

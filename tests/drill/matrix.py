@@ -20,7 +20,10 @@ from trainmaster.core.results import Overall, Verdict
 from trainmaster.drill.run import Proof, References
 
 TRAINERS = ("torchrun", "hf-trainer", "lightning")
-HEALTHY = ("before-save", "after-save", "one", "twice", "saving", "truncated", "flipped", "missing")
+HEALTHY = (
+    "before-save", "after-save", "one", "twice", "saving", "power", "full", "readonly", "truncated", "flipped",
+    "missing", "unfinished",
+)  # fmt: skip
 
 
 def main() -> int:

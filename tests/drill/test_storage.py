@@ -165,8 +165,9 @@ print(open("a.pt").read())
     [
         ("power", 25, {"after": 6}),
         ("power", 35, {}),
-        ("full", 25, {"after": 2, "until": 11}),
-        ("readonly", 29, {"after": 2, "until": 12}),
+        ("full", 25, {"after": 2, "until": 16}),
+        ("readonly", 29, {"after": 2, "until": 17}),
+        ("full", 38, {"after": 2, "until": 8}),
         ("full", 39, {}),
     ],
 )

@@ -28,14 +28,6 @@ def save_steps(attempt: Attempt, roots: Sequence[Path]) -> tuple[int, ...]:
     return tuple(sorted({sum(at <= checkpoint.at for at in times) for checkpoint in found} - {0}))
 
 
-def measure_cost(attempt: Attempt) -> tuple[float, float]:
-    """Seconds from the start to the first step, and of a step."""
-    lines = attempt.lives[0].lines if attempt.lives else ()
-    if len(lines) < 2:
-        return attempt.ended - attempt.begun, 0.0
-    return lines[0].at - attempt.begun, (lines[-1].at - lines[0].at) / (len(lines) - 1)
-
-
 def longest_pause(attempt: Attempt) -> float:
     """Seconds between its start and its first step, or between two steps."""
     times = [attempt.begun, *(line.at for life in attempt.lives[:1] for line in life.lines), attempt.ended]

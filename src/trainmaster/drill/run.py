@@ -19,6 +19,7 @@ from trainmaster.drill import attempt as engine
 from trainmaster.drill import folders, ranks, readings, storage, verdict, witness_log
 from trainmaster.drill import plan as plans
 from trainmaster.drill.attempt import DrillFailed
+from trainmaster.drill.estimate import Estimate
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
 from trainmaster.drill.outside import Outside
 from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
@@ -88,9 +89,8 @@ class CommandDrill:
     _unanswered: int | None = None  # the strike that the next attempt of the run has to recover from
     _number: int = 0
     _steps: int = 0
-    _cost: tuple[float, float] = (0.0, 0.0)  # seconds of a start and of a step
+    _estimate: Estimate = field(default_factory=Estimate)
     _quiet_s: float | None = None  # how long an attempt may do nothing
-    _left: int = 0  # attempts that are still to come
 
     def run(self, references: References | None = None) -> Proof:
         """`references`: those of an earlier drill of the same program with the same values; without, they are run."""
@@ -123,10 +123,6 @@ class CommandDrill:
         self._know(first)
         if refusal := verdict.unfit(first, self.folder):
             return self._proof(None, {}, [("reference", refusal)], first, started)
-        self._left = 2 * len(self.setup.strikes)
-        second = self._undisturbed("reference-2")
-        if refusal := verdict.unlike(first, second):
-            return self._proof(None, {}, [("reference", refusal)], first, started)
         shape = Shape(
             steps=self._steps,
             saves=readings.save_steps(first, self._roots("reference")),
@@ -136,10 +132,15 @@ class CommandDrill:
         )
         if refusal := verdict.too_few_saves(shape):
             return self._proof(shape, {}, [("reference", refusal)], first, started)
+        self._estimate.plan(plans.make(shape, wanted=self.setup.strikes, seed=self.setup.seed), 2 * shape.steps)
+        self._estimate.starts += 1
+        second = self._undisturbed("reference-2")
+        if refusal := verdict.unlike(first, second):
+            return self._proof(None, {}, [("reference", refusal)], first, started)
         return References(first=first, second=second, shape=shape)
 
     def _know(self, first: Attempt) -> None:
-        self._steps, self._cost = len(readings.lines_by_rank(first).get(0, {})), readings.measure_cost(first)
+        self._steps = len(readings.lines_by_rank(first).get(0, {}))
         self._reference_losses, self._reference_folder = first.clear_losses, Path(first.folder)
         self._quiet_s = max(_QUIET_S, _QUIET_TIMES * readings.longest_pause(first))
 
@@ -151,12 +152,7 @@ class CommandDrill:
         folders.copy_work(self.setup.work, self.folder / "struck" / "work", links=self.setup.links)
         in_turn = [strike for strike in strikes if strike.name not in (*plans.BRANCHES, "stop")]
         branches = [strike for strike in strikes if strike.name in plans.BRANCHES]
-        self._left = (
-            1
-            + len(in_turn)
-            + len(branches)
-            + sum(s.name in ("twice", "term", "saving", *plans.STORAGE) for s in strikes)
-        )
+        self._estimate.plan(strikes, shape.steps)
         before = "the start"
         for strike in in_turn:
             again = [strike, replace(strike, after=0)] if strike.name == "twice" else [strike]  # soon after the start
@@ -331,7 +327,7 @@ class CommandDrill:
         outside = Outside(
             strike=strike, folder=folder, witness=witness, grow=grow, readonly=readonly, quiet_s=self._quiet_s
         )
-        label, begun = f"{label}{self._estimate()}", time.time()
+        label, begun = f"{label}{self._estimate}", time.time()
 
         def look(agent: int) -> None:
             outside.look(agent)
@@ -344,10 +340,9 @@ class CommandDrill:
                 f"it saves to {place}, which is outside its working folder, and was ended before it wrote there: "
                 "save below TRAINMASTER_CHECKPOINTS, or to a path relative to the working folder"
             )
-        self._left = max(0, self._left - 1)
         message = str(record.get("message", ""))
         losses, repeated = readings.read_losses(folder / EVENTS_FILE)
-        return Attempt(
+        done = Attempt(
             label=label,
             folder=str(folder),
             lives=witness_log.read(witness),
@@ -366,6 +361,8 @@ class CommandDrill:
             struck=outside.struck or any(witness.glob("struck-*")),
             left=tuple(record.get("evidence", {}).get("would_not_die", [])),
         )
+        self._estimate.take(done)
+        return done
 
     def _environment(self, witness: Path, strike: Strike | None, steps: int, more: Mapping[str, int]) -> dict[str, str]:
         own = self.setup.spec.env
@@ -387,11 +384,6 @@ class CommandDrill:
 
     def _roots(self, name: str) -> tuple[Path, Path]:
         return self.folder / name / "checkpoints", self.folder / name / "work"
-
-    def _estimate(self) -> str:
-        start, step = self._cost
-        left = self._left * (start + step * self._steps / 3)
-        return f" (about {left:.0f} s left in all)" if left else ""
 
     def _proof(
         self,

@@ -27,11 +27,13 @@ _LOG_BYTES = 16 << 20
 
 def place(name: str, shape: Shape, newest: int) -> dict[str, int]:
     """When to strike, in steps of the attempt that goes on from `newest`; empty: no save is left to be struck."""
-    next_save = next((step for step in shape.saves if step >= newest + 2), None)
-    if next_save is None or (name == "power" and next_save >= shape.steps):
+    saves = [step for step in shape.saves if step >= newest + 2]
+    if not saves or (name == "power" and saves[0] >= shape.steps):
         return {}
-    after = next_save - newest
-    return {"after": after + 1} if name == "power" else {"after": 2, "until": after + LOOK_STEPS}
+    if name == "power":
+        return {"after": saves[0] - newest + 1}
+    # A save in the background may tell of its error at the next one.
+    return {"after": 2, "until": saves[:2][-1] - newest + LOOK_STEPS}
 
 
 def room(newest: Checkpoint) -> int:

@@ -50,7 +50,7 @@ def test_the_strike_is_left_out_with_its_reason() -> None:
 @pytest.mark.parametrize(
     ("start", "codes", "printed", "outcome", "words"),
     [
-        (10, (-9,), None, Verdict.PASS, "went on from step 10, on 1 ranks"),
+        (10, (-9,), None, Verdict.PASS, "went on from step 10, on 1 rank"),
         (5, (-9,), None, Verdict.FAIL, "from step 5, although step 10 was saved"),
         (0, (-9,), None, Verdict.FAIL, "began at step 0, although step 10"),
         (None, (1,), None, Verdict.WARN, "ended with 1: the run needs as many ranks"),
@@ -92,5 +92,5 @@ def test_a_run_goes_on_with_half_of_its_ranks(fault: bool, tmp_path: Path) -> No
         assert "the run began at step 0" in found["other ranks"].reason
         return
     assert matrix.judge(proof, "none") is None
-    assert "on 1 ranks" in found["other ranks"].reason
+    assert "on 1 rank" in found["other ranks"].reason
     assert "`latest` naming" in found["unfinished"].reason and "went on from step" in found["unfinished"].reason

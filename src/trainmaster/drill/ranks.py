@@ -66,7 +66,8 @@ def judge(one: Struck, printed: int | None) -> Finding:
         return fail(f"{words}: it went on from step {start}, although step {one.newest} was saved", action=_SHARDS)
     if any(_is_empty(resume) for resume in one.resumes):
         return fail(f"{words}: the state of the optimizer is empty: momentum begins anew", action=_SHARDS)
-    return ok(f"{words}: went on from step {start}, on {len(one.resumes)} ranks")
+    many = len(one.resumes)
+    return ok(f"{words}: went on from step {start}, on {many} rank{'s' * (many > 1)}")
 
 
 def _is_empty(resume: Resume) -> bool:

@@ -67,7 +67,7 @@ def _create(db: Database) -> bool:
     with db.write() as conn:
         if inspect(conn).get_table_names():
             return False
-        tables.metadata.create_all(conn)
+        tables.jobs.metadata.create_all(conn)
         conn.execute(text(_VERSION_TABLE))
         conn.execute(text("INSERT INTO alembic_version VALUES (:newest)"), {"newest": revisions()[-1]})
     return True

@@ -97,12 +97,16 @@ def test_starts_and_recoveries_are_shown_with_their_parts(capsys: pytest.Capture
         event("START", "done", {"step": 1, "seconds": 12.34, "parts": parts, "restart": 0}),
         event("RECOVERY", "start", {"message": "rank 1 of 2 was killed by SIGKILL"}),
         event("RECOVERY", "done", {"step": 21, "seconds": 1.0, "parts": "none"}),
+        event("RECOVERY", "start", {"how": "group", "message": "rank 1 of 4 was killed by SIGKILL"}),
+        event("RECOVERY", "survived", {"groups": 1, "of": 2, "step": 22, "seconds": 0.21, "parts": {"step": 0.2}}),
     ):
         view.show_event(row)
     assert capsys.readouterr().out.splitlines() == [
         "first step after 12.3 s (load 7.6, imports 3.1)",
         "recovering in place: rank 1 of 2 was killed by SIGKILL",
         "recovered in 1.0 s, at step 21",
+        "recovering one group: rank 1 of 4 was killed by SIGKILL",
+        "1 of 2 groups go on after 0.2 s, at step 22 (step 0.2)",
     ]
 
 

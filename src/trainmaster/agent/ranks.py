@@ -145,16 +145,17 @@ class Starter:
     of_first: Mapping[str, str] = field(default_factory=dict)  # of rank 0 alone
     has_forked: bool = False
 
-    def start(self, watch: Watch, more: Mapping[str, str]) -> list[Rank]:
-        """Start every rank with `more` variables; on a stop request the rest is not started.
+    def start(self, watch: Watch, more: Mapping[str, str], numbers: range | None = None) -> list[Rank]:
+        """Start these ranks, or every one, with `more` variables; on a stop request the rest is not started.
 
         A rank that was not started because of a stop request counts as stopped: there is nothing to save.
         """
-        ends = {number: self._size(number) for number in self.numbers}
+        numbers = numbers or self.numbers
+        ends = {number: self._size(number) for number in numbers}
         is_trainer = self.server is not None  # whose ranks end with this code before their first step
-        forked = self._fork(watch, more) if is_trainer else {}
+        forked = self._fork(watch, more, numbers) if is_trainer else {}
         ranks: list[Rank] = []
-        for number in self.numbers:
+        for number in numbers:
             process: Process
             if number in forked:
                 process = Forked(forked[number])
@@ -177,26 +178,26 @@ class Starter:
             self.server.close()
             self.server = None
 
-    def _fork(self, watch: Watch, more: Mapping[str, str]) -> dict[int, int]:
+    def _fork(self, watch: Watch, more: Mapping[str, str], numbers: range) -> dict[int, int]:
         """Ranks that the server forked. Fewer than all if it is gone or silent, or if a stop request came before."""
         assert self.server is not None
         server, forked = self.server, dict[int, int]()
-        for number in self.numbers:
+        for number in numbers:
             if not server.ask(number, {**self._own(number), **more}, self.folder / rank_log(number)):
                 break
         heard = time.monotonic()
-        while len(forked) < len(self.numbers):
+        while len(forked) < len(numbers):
             if new := server.answers():
                 forked |= new
                 heard, self.has_forked = time.monotonic(), True
-            if len(forked) == len(self.numbers) or not server.alive or watch.asked():
+            if len(forked) == len(numbers) or not server.alive or watch.asked():
                 break
             if time.monotonic() - heard > (_ANSWER_S if self.has_forked else _FIRST_ANSWER_S):
                 break  # it was stopped, or hangs: it is killed below, and the others are new processes
             watch.beat(ranks=len(forked))
             watch.sleep(server.line)
         forked |= server.answers()
-        if len(forked) < len(self.numbers):
+        if len(forked) < len(numbers):
             self.close()
         return forked
 

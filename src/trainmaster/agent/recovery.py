@@ -24,7 +24,7 @@ from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
 from trainmaster.node.host import Host
 
-IN_PLACE, SPARE = "in_place", "spare"
+IN_PLACE, SPARE, GROUP = "in_place", "spare", "group"
 SILENT_S = "silent_s"  # of the evidence of a lost node
 # Causes that may pass on the same node. A lost node, a full disk or a fault of the program do not.
 PASSING = frozenset(
@@ -61,6 +61,11 @@ class Recovery:
         self._how = IN_PLACE
         self.restart = 0
         self.without_save = 0
+
+    @property
+    def failed_at(self) -> float:
+        """When the last failure was seen, in seconds since 1970."""
+        return self._failed_at
 
     def see(self, failure: Outcome) -> None:
         """A failure was seen just now. The loss of a node began when it was last heard: part `silence`."""

@@ -27,6 +27,15 @@ class StoppedRanks:
         self._seen: Mapping[int, int] = {}  # process → its rank, at the last look
         self._told: dict[int, tuple[int, float]] = {}  # process → its rank, and since when
 
+    @property
+    def ranks(self) -> set[int]:
+        """Ranks that are stopped, as far as it was told."""
+        return {rank for rank, _ in self._told.values()}
+
+    def forget(self, ranks: set[int]) -> None:
+        """Other processes have taken the places of these ranks."""
+        self._told = {pid: told for pid, told in self._told.items() if told[0] not in ranks}
+
     def look(self, alive: Sequence[Rank]) -> None:
         now = time.monotonic()
         if now < self._next:

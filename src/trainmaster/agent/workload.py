@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainmaster.agent import container, workfolder
 from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
+from trainmaster.agent.elastic import Elastic
 from trainmaster.agent.figures import Figures
 from trainmaster.agent.folder import AttemptFolder
 from trainmaster.agent.group import Follower, Group
@@ -63,6 +64,7 @@ class _Parts:
     written: _Copied
     group: Group | None
     stopped: StoppedRanks
+    elastic: Elastic | None
 
 
 @dataclass(slots=True)
@@ -103,7 +105,8 @@ def run(plan: Plan, folder: AttemptFolder, events: Emitter, watch: Watch) -> Out
     written = (workfolder.GlobalFile(plan, work, folder.path / EVENTS_FILE), Figures(plan, work))
     outcome = None
     try:
-        parts = _Parts(starter, recovery, watch, written, group, StoppedRanks(folder, events))
+        elastic = Elastic(plan, starter, recovery) if is_possible(plan) and plan.groups > 1 else None
+        parts = _Parts(starter, recovery, watch, written, group, StoppedRanks(folder, events), elastic)
         outcome = _run_starts(plan, folder, parts)
         return outcome
     finally:
@@ -184,7 +187,10 @@ def _run_once(plan: Plan, parts: _Parts, more: Mapping[str, str]) -> tuple[_Stop
     """Start the ranks with `more` variables, and wait until none runs."""
     oom_before = count_oom_kills(Host())
     try:
-        ranks = parts.starter.start(parts.watch, {**parts.recovery.environment, **more})
+        if parts.elastic is not None:
+            ranks = parts.elastic.start(parts.watch, more)
+        else:
+            ranks = parts.starter.start(parts.watch, {**parts.recovery.environment, **more})
     except NotStarted as error:
         return None, _not_started(error, plan, parts.starter.folder)
 
@@ -206,9 +212,12 @@ def _run_once(plan: Plan, parts: _Parts, more: Mapping[str, str]) -> tuple[_Stop
 
 
 def _supervise(
-    ranks: Sequence[Rank], plan: Plan, parts: _Parts, judge_failed: Callable[[Sequence[Rank]], Outcome]
+    ranks: list[Rank], plan: Plan, parts: _Parts, judge_failed: Callable[[Sequence[Rank]], Outcome]
 ) -> _Stopping | None:
-    """Wait until no rank runs. None if all ended with exit code 0 without a stop request."""
+    """Wait until no rank runs. None if all ended with exit code 0 without a stop request.
+
+    Ranks of a replica group that was lost alone are replaced in `ranks` by those that are started in their place.
+    """
     alive, stopping, watch, group = list(ranks), None, parts.watch, parts.group
     while True:
         for copied in parts.written:
@@ -217,6 +226,10 @@ def _supervise(
         died = [rank for rank in alive if rank.process.poll() is not None]
         alive = [rank for rank in alive if rank not in died]
         failed = [rank for rank in died if rank.process.returncode != 0]
+        if not stopping and parts.elastic is not None and not watch.asked():
+            failed, new = parts.elastic.look(ranks, parts.stopped.ranks, watch, judge_failed)
+            alive += new
+            parts.stopped.forget({rank.number for rank in new})
         if not stopping and failed:
             stopping = _on_failure(failed, plan, parts, judge_failed)
             _send(alive, signal.SIGTERM)

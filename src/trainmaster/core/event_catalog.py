@@ -179,7 +179,8 @@ CATALOG: tuple[EventType, ...] = (
     ),
     _entry(
         "RECOVERY", "start", "agent", "A rank or a node was lost, and all ranks are started again in this attempt.",
-        ("how", "text", "`in_place`; `spare`: a spare node has taken the place of a lost one"),
+        ("how", "text", "`in_place`; `spare`: a spare node has taken the place of a lost one; `group`: only the ranks "
+         "of one replica group are started again, and the others go on"),
         ("restart", "int", "number of this recovery in the attempt, from 1"),
         ("without_save", "int", "recoveries in a row, with this one, since the last checkpoint of the attempt"),
         ("rank", "int?", "rank that failed first"),
@@ -194,8 +195,17 @@ CATALOG: tuple[EventType, ...] = (
         ("why", "text", "why the ranks are not started again in this attempt"),
     ),
     _entry(
+        "RECOVERY", "survived", "trainer", "The replica groups that are left have made a step without the lost one.",
+        ("groups", "int", "groups that made it"),
+        ("of", "int", "groups of the run"),
+        ("step", "int", "number of that step"),
+        ("seconds", "number", "since the agent saw the loss: the pause of these groups"),
+        ("parts", "map", "seconds of each part: `seen` until the group had given up the step, `meet`, `copy` of a "
+         "state that was newer elsewhere, and `step`, made again"),
+    ),
+    _entry(
         "RECOVERY", "done", "trainer", "The first step after a recovery is done.",
-        ("how", "text", "`in_place` or `spare`"),
+        ("how", "text", "`in_place`, `spare` or `group`"),
         ("restart", "int", "number of this recovery in the attempt, from 1"),
         ("step", "int", "number of that step"),
         ("resumed_from", "int?", "step of the checkpoint that was loaded; null: there was none"),

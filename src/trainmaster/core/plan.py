@@ -52,6 +52,8 @@ EVENTS_VARIABLE = "TRAINMASTER_EVENTS"  # the event file a workload appends to
 CHECKPOINTS_VARIABLE = "TRAINMASTER_CHECKPOINTS"  # a folder that outlives the attempt
 RESUME_VARIABLE = "TRAINMASTER_RESUME_FROM"  # the job whose run this is: without its checkpoints nothing may begin
 STOP_VARIABLE = "TRAINMASTER_STOP"  # the stop file, for a workload that polls
+# Set by the agent where the ranks are in replica groups: the folder of their quorum (node/quorum.py).
+GROUPS_VARIABLE = "TRAINMASTER_GROUPS"
 OUTPUTS_VARIABLE = "TRAINMASTER_OUTPUTS"  # the folder of what is to be kept; there when a rank starts
 
 
@@ -89,6 +91,11 @@ class Plan:
     work: str | None = None  # where the ranks run; None: in the job's own working folder
     gpus: tuple[str, ...] = ()  # UUIDs of those that it may use, in the order of its ranks; empty: as the node is
     v: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Replica groups that the ranks are in."""
+        return self.spec.train.recovery.groups if self.spec.train is not None else 1
 
     @property
     def mark(self) -> str:

@@ -218,6 +218,7 @@ class JobSpec:
             for fault in self.train.faults_on(self.resources.ranks):
                 yield Fault(path=f"train.{fault.path}", message=fault.message)
         yield from _spares_faults(self)
+        yield from _groups_faults(self)
         for name in self.env:
             if not name or "=" in name:
                 yield Fault(path=f"env.{name}", message="not a name for an environment variable; write NAME: value")
@@ -248,6 +249,19 @@ def _spares_faults(spec: JobSpec) -> Iterator[Fault]:
         message = "a spare replaces any node but the first, and a job of one node has no other; leave it out"
     if spec.resources.spares and message is not None:
         yield Fault(path="resources.spares", message=message)
+
+
+def _groups_faults(spec: JobSpec) -> Iterator[Fault]:
+    """Why replica groups could never replace one of theirs."""
+    if spec.train is None or spec.train.recovery.groups == 1:
+        return
+    message = None
+    if spec.container is not None:
+        message = "groups are kept by the agent outside containers; leave out this, or the container"
+    elif spec.resources.nodes > 1:
+        message = f"groups are ranks of one node so far, and the job has {spec.resources.nodes}; leave it out"
+    if message is not None:
+        yield Fault(path="train.recovery.groups", message=message)
 
 
 def parse_spec(mapping: object) -> JobSpec:

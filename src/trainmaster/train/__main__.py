@@ -25,6 +25,7 @@ from trainmaster.core.plan import (
     CHECKPOINTS_VARIABLE,
     EVENTS_VARIABLE,
     EXIT_REASONS,
+    GROUPS_VARIABLE,
     RESUMABLE_EXIT,
     RESUME_VARIABLE,
     STOP_VARIABLE,
@@ -32,6 +33,7 @@ from trainmaster.core.plan import (
 from trainmaster.core.schema import YEAR_S, build_new
 from trainmaster.core.states import Reason
 from trainmaster.node.emit import Emitter
+from trainmaster.node.quorum import Quorum
 from trainmaster.node.ranks import detect
 from trainmaster.train.metrics.trackers import check_trackers
 from trainmaster.train.parallel.rank_info import RankInfo, find_rank_info
@@ -58,6 +60,8 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if faults:
             raise SpecError(faults)
         check_trackers(config.watch)
+        rank_info = rank_info.in_group(config.recovery.groups)
+        quorum = find_quorum(rank_info, environ)
     except UsageError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
@@ -67,6 +71,9 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except OSError as error:
         RunLog(rank_info, None).alarm(f"error: the event file {events} ({EVENTS_VARIABLE}) cannot be opened: {error}")
         return 1
+    if quorum is not None:
+        view = quorum.read()
+        run_log.lead(view.lead == rank_info.group and view.has(rank_info.group, rank_info.restart))
     try:
         with LauncherWatch(environ, stop=stop, run_log=run_log) as launcher:
             return train(config, rank_info, environ, stop=stop, run_log=run_log, launcher=launcher)
@@ -101,6 +108,19 @@ def read_config(arguments: Sequence[str]) -> TrainConfig:
         raise UsageError(f"{path}: {error}") from None
     except RecursionError:
         raise UsageError(f"{path}: nested too deep; a config is a page of text") from None
+
+
+def find_quorum(rank_info: RankInfo, environ: Mapping[str, str]) -> Quorum | None:
+    """The quorum of the replica groups; None where there are none."""
+    if rank_info.groups == 1:
+        return None
+    folder = environ.get(GROUPS_VARIABLE)
+    if not folder:
+        raise UsageError(
+            "train.recovery.groups: groups are started and kept by our agent (`trainmaster train`, a job); under "
+            "another launcher leave it out"
+        )
+    return Quorum(Path(folder))
 
 
 def _read_yaml(path: Path, words: Sequence[str]) -> TrainConfig:
@@ -153,10 +173,19 @@ def train(
     config = with_time_limit(config, environ)
     if fault := find_absurd(config, rank_info, device_bytes=shard.memory_of(device), host_bytes=shard.memory_of_host()):
         raise SpecError([fault])
+    if rank_info.groups > 1 and device.type != "cpu":
+        raise UsageError(
+            "train.recovery.groups: replica groups are for the CPU so far; leave it out, or set device: cpu"
+        )
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
     with launcher.waiting_for_peers() if rank_info.world_size > 1 else nullcontext():
         world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)
         ranks, connect = exchange_ranks(rank_info)
+    kind = loop.Trainer
+    if rank_info.groups > 1:
+        from trainmaster.train.group_trainer import GroupTrainer
+
+        world, kind = replace(world, quorum=Path(environ[GROUPS_VARIABLE])), GroupTrainer
     watchdog.start(ranks, connect)
     times.done("rendezvous")
     try:
@@ -169,6 +198,7 @@ def train(
             watchdog=watchdog,
             resume_from=environ.get(RESUME_VARIABLE),
             times=times,
+            kind=kind,
         )
     except TrainmasterError:
         raise

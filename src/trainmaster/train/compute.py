@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,20 +39,30 @@ def build_model(config: TrainConfig, world: World, precision: Precision) -> Deco
     return model
 
 
-def forward_backward(model: Decoder, batches: Sequence[Batch]) -> Tensor:
+def forward_backward(
+    model: Decoder,
+    batches: Sequence[Batch],
+    *,
+    over_groups: Callable[[Tensor], None] | None = None,
+    passes: int | None = None,
+) -> Tensor:
     """Gradients of the mean loss over the counted tokens of all ranks' batches, added to what is there.
 
     Returns this rank's part of it: the mean over the ranks is the mean over the tokens. Nothing waits for the device.
+    With replica groups `over_groups` sums over them in place, and `passes` are those of all of them: gradients and the
+    part that is returned are this group's summands.
     """
     ranks = dist.get_world_size()
     counted = torch.stack([(batch.targets != NOT_COUNTED).sum() for batch in batches]).sum()
     if ranks > 1:
         dist.all_reduce(counted)
+    if over_groups is not None:
+        over_groups(counted)
     # FSDP's gradients are means over the ranks.
     share = ranks / counted.clamp(min=1)
     for module in model.modules():
         if isinstance(module, AddsLoss):
-            module.loss_scale = 1 / len(batches)
+            module.loss_scale = 1 / (passes or len(batches))
     total = torch.zeros((), device=batches[0].tokens.device)
     for batch in batches:
         _reduce_now(model, last=batch is batches[-1])

@@ -26,7 +26,7 @@ def evaluate(
 ) -> float | None:
     """Mean loss per counted token over the same held-out samples each time; None if told to stop on the way."""
     mine = world.rank_info.share(config.eval_sequences)
-    at_once = config.micro_sequences or len(world.rank_info.share(config.batch_sequences))  # what is known to fit
+    at_once = config.micro_sequences or config.batch_sequences // world.rank_info.ranks  # what is known to fit
     model.eval()
     total = torch.zeros(2, dtype=torch.float64)  # losses added up, tokens they are of
     for start in mine[::at_once]:

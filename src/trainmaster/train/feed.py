@@ -52,6 +52,8 @@ class Feed:
         self._requested: dict[tuple[bool, int], Future[list[Rows]]] = {}  # (held out, first sample) → its rows to come
         self._source: Source | None = None
         self._upto = config.steps * config.batch_sequences  # no sample from here on is ever needed
+        self._parts: Sequence[range] | None = None  # this rank's passes of every step; None: as all ranks divide it
+        self.stopping: bool | None = None  # whether to stop before the next step; None: as a stop request says
         self.waited_s = 0.0  # in all, by steps and evaluations, for data that was not there yet
         self.own_waited_s = 0.0  # of that, for this rank's own data
         if not self.open():
@@ -85,8 +87,20 @@ class Feed:
 
         DataError on all ranks after data.wait_s, or when the data cannot be read at all.
         """
+        if self.stopping:
+            return False
         self._request_ahead(cursor)
-        return self._wait([self._requested[False, cursor]], what=f"the step at sample {cursor}", limit_s=self._limit_s)
+        heed = 0 if self.stopping is None else None
+        jobs = [self._requested[False, cursor]]
+        return self._wait(jobs, what=f"the step at sample {cursor}", limit_s=self._limit_s, heed_stop_after_s=heed)
+
+    def divide(self, parts: Sequence[range]) -> None:
+        """From now on these are this rank's passes, counted from the first sample of a step."""
+        if self._opened.is_stream:
+            message = "recovery.groups needs data that can be read in any order, and a stream cannot; leave it out"
+            raise UsageError(message)
+        self._forget_requested()
+        self._parts = parts
 
     def take(self, cursor: int) -> list[Batch]:
         """This rank's share of the step whose first sample is `cursor`, as passes of micro_sequences each."""
@@ -192,6 +206,8 @@ class Feed:
 
     def _passes(self, first: int) -> list[range]:
         """This rank's samples of the step that begins with sample `first`, as passes of micro_sequences each."""
+        if self._parts is not None:
+            return [range(first + part.start, first + part.stop) for part in self._parts]
         mine = self._rank_info.share(self._config.batch_sequences)
         at_once = self._config.micro_sequences or len(mine)
         return [range(first + start, first + start + at_once) for start in mine[::at_once]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.drill.sample_log import SampleLog
 from trainmaster.train.evaluate import evaluate
 from trainmaster.train.experiment import experiment_of, must_continue
-from trainmaster.train.feed import Feed, StoppedWaiting
+from trainmaster.train.feed import Batch, Feed, StoppedWaiting
 from trainmaster.train.metrics.async_scalars import PendingScalars, StepClock, StepInFlight
 from trainmaster.train.metrics.metrics import Metrics
 from trainmaster.train.metrics.rate import measure_peak
@@ -72,6 +72,7 @@ def run(
     watchdog: Watchdog | None = None,
     resume_from: str | None = None,
     times: StartTimes | None = None,
+    kind: type[Trainer] | None = None,
 ) -> Outcome:
     """Train to the last step or until a stop request; the state at the end is saved.
 
@@ -79,14 +80,15 @@ def run(
     """
     watchdog = watchdog or Watchdog(world.rank_info, stop=stop, run_log=run_log)
     times = times or StartTimes(run_log, {}, born=time.time())
-    if world.rank_info.rank == 0:
+    if world.rank_info.rank == 0 and world.rank_info.groups == 1:
         run_log.track(open_trackers(config.watch, to_plain(config), run_log.alarm))
     try:
-        trainer = Trainer(config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog, times=times)
+        make = kind or Trainer
+        trainer = make(config, world, folder=folder, stop=stop, run_log=run_log, watchdog=watchdog, times=times)
+        times.done("build")
+        trainer.resume(resume_from)
     except StoppedWaiting:
         return Outcome(state=State(), stopped=True)
-    times.done("build")
-    trainer.resume(resume_from)
     times.done("load", of_it={"compile": trainer.warm_up.beyond_s})
     trainer.compiled_before_s = count_compile_s()
     trainer.announce()
@@ -184,7 +186,7 @@ class Trainer:
         self.run_log.training_started(
             steps=config.steps,
             parameters=self.parameters,
-            ranks=rank_info.world_size,
+            ranks=rank_info.ranks,
             device=self.world.device.type,
             device_name=self.world.device_name,
             precision=self.precision,
@@ -240,11 +242,10 @@ class Trainer:
         config, rank_info, state = self.config, self.world.rank_info, self.state
         self.watchdog.doing = "train"
         reach("step:start", step=state.step)
-        seed_step(config.seed, state.step, rank_info.rank)
+        seed_step(config.seed, state.step, rank_info.number)
         batches = self.feed.take(state.cursor)
         self.meter.wait_for_data(self.feed.own_waited_s)
-        self.sample_log.note(batches, step=state.step + 1, cursor=state.cursor)
-        loss = rank_sync.mean(forward_backward(self.model, batches))
+        loss = self.compute(batches)
         reach("step:backward")
         self.checkpointing.before_update()
         lr = learning_rate(config.optimizer, step=state.step, steps=config.steps, plateau=state.plateau)
@@ -268,6 +269,11 @@ class Trainer:
         if self.world.device.type == "cpu":
             self.account_for_step()  # nothing is under way there: it would only be counted with the next step's time
 
+    def compute(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """Gradients of the step; returns its loss."""
+        self.sample_log.note(batches, step=self.state.step + 1, cursor=self.state.cursor)
+        return rank_sync.mean(forward_backward(self.model, batches))
+
     def account_for_step(self) -> bool:
         """Account for the step in flight, if there is one. Required before a save or a summary.
 
@@ -280,12 +286,7 @@ class Trainer:
         loss, grad_norm, _ = flight.numbers.read()
         self.meter.count(config.batch_sequences * config.sequence_tokens, at=self.clock.completed(flight.numbers))
         decision = decide(
-            self.state.history,
-            loss,
-            grad_norm,
-            cursor=flight.samples.start,
-            config=config.watch,
-            bounds=flight.bounds,
+            self.state.history, loss, grad_norm, cursor=flight.samples.start, config=config.watch, bounds=flight.bounds
         )
         self.state = replace(self.state, history=decision.history)
         if decision.act == "move":

@@ -31,10 +31,18 @@ class RunLog:
         self._rank_info, self._least = rank_info, LEVELS.index(level)
         self._emitter = emitter if rank_info.rank == 0 else None
         self._trackers: list[Tracker] = []
+        self._leads = True  # of the replica groups one writes the events
+        self._unsaid: Mapping[str, Any] | None = None  # STEP metrics since which no other was written here
 
     def track(self, trackers: list[Tracker]) -> None:
         """Send metrics to these trackers from now on (rank 0 only)."""
         self._trackers = trackers if self._rank_info.rank == 0 else []
+
+    def lead(self, leads: bool) -> None:
+        """Write events, or leave them to another group. Who takes over says the last step again: it may be missing."""
+        unsaid, self._unsaid, self._leads = self._unsaid, None, leads
+        if leads and unsaid is not None:
+            self._emit("STEP", "metrics", **unsaid)
 
     def close(self) -> None:
         """Close the trackers."""
@@ -46,7 +54,7 @@ class RunLog:
 
     def line(self, text: str, level: Level = "INFO", *, always: bool = False) -> None:
         """Print a line on local rank 0 of each node. `always`: whatever the level, since log rules match it."""
-        if self._rank_info.local_rank == 0 and (always or LEVELS.index(level) >= self._least):
+        if self._rank_info.prints and (always or LEVELS.index(level) >= self._least):
             self.alarm(text, level)
 
     def warning(self, text: str) -> None:
@@ -56,7 +64,7 @@ class RunLog:
     def alarm(self, text: str, level: Level = "ERROR") -> None:
         """Print a line on this rank, whichever it is, in one write: log readers take half a line for a whole one."""
         plain = text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
-        prefix = heartbeat.prefix(self._rank_info.rank, self._rank_info.node_rank, level=level)
+        prefix = heartbeat.prefix(self._rank_info.number, self._rank_info.node_rank, level=level)
         # A full disk under the log, or a reader that is gone, costs the line and not the run.
         with contextlib.suppress(OSError):
             sys.stdout.write(prefix + plain + "\n")
@@ -67,7 +75,7 @@ class RunLog:
     ) -> None:
         """Print the heartbeat line that log rules match, on local rank 0 of each node."""
         beat = heartbeat.Beat(
-            rank=self._rank_info.rank,
+            rank=self._rank_info.number,
             node=self._rank_info.node_rank,
             step=step,
             steps=steps,
@@ -115,6 +123,11 @@ class RunLog:
         )
         words = how.replace("_", " ")
         self.line(f"recovered {words} in {seconds:.1f} s, at step {step} ({render_parts(parts)})")
+
+    def survived(self, *, groups: int, of: int, step: int, seconds: float, parts: Mapping[str, float]) -> None:
+        """RECOVERY survived; the group that leads says it."""
+        self._emit("RECOVERY", "survived", groups=groups, of=of, step=step, seconds=seconds, parts=dict(parts))
+        self.line(f"{groups} of {of} groups go on after {seconds:.1f} s, at step {step} ({render_parts(parts)})")
 
     # TRAINING, EVAL_TRAINING, EVAL_MODEL, STEP.
 
@@ -207,7 +220,7 @@ class RunLog:
             "lr": lr,
             "grad_norm": grad_norm,
             "tokens_per_s": round(reading.tokens_per_s, 1),
-            "tokens_per_s_per_gpu": round(reading.tokens_per_s / self._rank_info.world_size, 1),
+            "tokens_per_s_per_gpu": round(reading.tokens_per_s / self._rank_info.ranks, 1),
             "samples_per_s": round(reading.tokens_per_s / sequence_tokens, 3),
             "step_s": round(reading.step_s, 6),
             "mfu": reading.mfu,
@@ -305,6 +318,9 @@ class RunLog:
         """Write an event on rank 0, at DEBUG as a line too. A file that cannot be written does not stop training."""
         if self._least == 0 and self._rank_info.rank == 0:
             self.line(f"event {phase} {event} {json.dumps({'epoch': epoch, **data}, default=str)}", "DEBUG")
+        if not self._leads and data.get("how") != "group":  # who comes back says itself how long it took
+            self._unsaid = data if phase == "STEP" and event == "metrics" else self._unsaid
+            return
         if self._emitter is None:
             return
         try:

@@ -151,10 +151,13 @@ def _start_line(row: Event) -> str | None:
     """A start or a recovery of the ranks, once it is over; a recovery also when it begins."""
     data, took = row.data, _number(row.data.get("seconds"), ".1f")
     if row.event == "start":
-        how = "with a spare node" if data.get("how") == "spare" else "in place"
+        how = {"spare": "with a spare node", "group": "one group"}.get(str(data.get("how")), "in place")
         return f"[yellow]recovering {how}[/]: {escape(str(data.get('message') or data.get('reason')))}"
     if row.event == "refused":
         return f"[yellow]not recovered in place[/]: {escape(str(data.get('why')))}"
+    if row.event == "survived":
+        groups = escape(f"{data.get('groups')} of {data.get('of')} groups go on")
+        return f"[yellow]{groups}[/] after {took} s, at step {escape(str(data.get('step')))}{_parts(data)}"
     if row.event != "done":
         return None
     if row.phase == "START":

@@ -281,6 +281,20 @@ class TrainConfig:
             yield Fault(path="parallel.float8", message="is for dense models; experts are multiplied in precision")
         if self.parallel.float8 and self.precision == "fp32":
             yield Fault(path="parallel.float8", message="goes with precision: bf16; leave precision: fp32 out")
+        if self.recovery.groups > 1:
+            yield from self._group_faults()
+
+    def _group_faults(self) -> Iterator[Fault]:
+        """What cannot be had together with replica groups."""
+        path = "recovery.groups"
+        if self.device == "cuda":
+            yield Fault(path=path, message="replica groups are for the CPU so far; leave it out on GPUs")
+        if self.parallel.sharding == "hybrid":
+            message = "each group has a copy of its own already; leave out this, or parallel.sharding: hybrid"
+            yield Fault(path=path, message=message)
+        if self.checkpoint.managed is not None or self.checkpoint.memory.use == "on":
+            message = "groups save to disk and remote only; leave out this, or checkpoint.managed and checkpoint.memory"
+            yield Fault(path=path, message=message)
 
     def faults_on(self, ranks: int) -> Iterator[Fault]:
         """What is wrong with this run on that many ranks."""
@@ -296,3 +310,5 @@ class TrainConfig:
             yield Fault(path="micro_sequences", message=message)
         for fault in self.parallel.faults_on(ranks):
             yield Fault(path=f"parallel.{fault.path}", message=fault.message)
+        for fault in self.recovery.faults_on(ranks):
+            yield Fault(path=f"recovery.{fault.path}", message=fault.message)

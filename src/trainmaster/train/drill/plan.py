@@ -80,6 +80,8 @@ def make(
     `other` is the other number of ranks, 0 for none; `limit` the most this machine takes; `given` names what the user
     stated, which stays as it is.
     """
+    if config.recovery.groups > 1:
+        raise UsageError("train.recovery.groups: a drill kills all ranks together; leave it out for the drill")
     short, changes = shorten(config, given)
     size = pick_other(short, processes, limit=limit or 2 * processes) if other is None else (other or None)
     least = 4 * short.checkpoint.every_steps

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.train.parallel.rank_info import RankInfo
@@ -31,7 +31,7 @@ class SampleLog:
 
     def __init__(self, rank_info: RankInfo, config: TrainConfig) -> None:
         folder = os.environ.get(WITNESS_VARIABLE)
-        self._path = of_start(Path(folder), rank_info.restart) / f"rank-{rank_info.rank}.jsonl" if folder else None
+        self._path = of_start(Path(folder), rank_info.restart) / f"rank-{rank_info.number}.jsonl" if folder else None
         self._first = rank_info.share(config.batch_sequences).start
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,24 @@ class SampleLog:
         import torch
 
         rows = [digest for batch in batches for digest in _digests(batch)]
-        line = {"step": step, "first": cursor + self._first, "rows": rows, "draws": torch.initial_seed()}
+        self._write({"step": step, "first": cursor + self._first, "rows": rows, "draws": torch.initial_seed()})
+
+    def note_passes(
+        self, batches: Sequence[Batch], passes: Sequence[range], *, step: int, cursor: int, epoch: int
+    ) -> None:
+        """The same with replica groups, before the sum over the groups of an epoch: it counts if that is made."""
+        for batch, part in zip(batches, passes, strict=True):
+            if self._path is not None:
+                line = {"step": step, "epoch": epoch, "first": cursor + part.start, "rows": _digests(batch)}
+                self._write(line)
+
+    def note_made(self, *, step: int, epoch: int) -> None:
+        """The sum of a step was made in this epoch."""
+        if self._path is not None:
+            self._write({"step": step, "epoch": epoch, "made": True})
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        assert self._path is not None
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -85,3 +102,26 @@ def read(folder: Path) -> dict[int, dict[int, str]]:
                 # Two ranks that both took it would hide each other in a mapping.
                 samples[number] = f"{samples[number]}+{digest}" if number in samples else digest
     return {step: dict(sorted(samples.items())) for step, samples in sorted(steps.items())}
+
+
+def read_groups(folder: Path) -> dict[tuple[int, int], dict[int, str]]:
+    """The same of an attempt with replica groups, all starts together: (step, epoch) → sample number → digest.
+
+    Only of sums that were made. A step is in two epochs if the groups that had its sum were lost with it: then the
+    later one counts.
+    """
+    sums: dict[tuple[int, int], dict[int, str]] = {}
+    made: set[tuple[int, int]] = set()
+    for path in sorted(folder.rglob("rank-*.jsonl")):
+        for text in path.read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            key = line["step"], line["epoch"]
+            if line.get("made"):
+                made.add(key)
+            for number, digest in enumerate(line.get("rows", ()), start=line["first"] if "rows" in line else 0):
+                samples = sums.setdefault(key, {})
+                samples[number] = f"{samples[number]}+{digest}" if number in samples else digest
+    return {key: sums.get(key, {}) for key in sorted(made)}

@@ -38,8 +38,8 @@ class Metrics:
                 config.model, sequence_tokens=config.sequence_tokens
             ),
             peak=peak_flops(world.device_name, precision),
-            devices=world.rank_info.world_size,
-            measured=None if peak is None else rank_sync.total(peak),
+            devices=world.rank_info.ranks,
+            measured=None if peak is None else rank_sync.total(peak) * world.rank_info.groups,
             busy=thread_busy_s if world.device.type == "cpu" else lambda: None,
         )
         self._exchange, self._exchange_at = Exchange(world), 0

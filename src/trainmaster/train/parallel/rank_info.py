@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainmaster.core.errors import UsageError
 from trainmaster.node.ranks import Ranks
@@ -10,7 +10,7 @@ from trainmaster.node.ranks import Ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Identity of a rank."""
+    """Identity of a rank. With replica groups, `rank` and `world_size` are those inside of its group."""
 
     rank: int
     world_size: int
@@ -20,6 +20,30 @@ class RankInfo:
     nodes: int
     master: tuple[str, int] | None  # rendezvous host and port; None for a single rank
     restart: int = 0  # times that the launcher has restarted the ranks (torchrun --max-restarts)
+    group: int = 0
+    groups: int = 1
+
+    @property
+    def number(self) -> int:
+        """The rank's number over all groups."""
+        return self.group * self.world_size + self.rank
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run, over all groups."""
+        return self.groups * self.world_size
+
+    @property
+    def prints(self) -> bool:
+        """Whether this rank prints what concerns its node or its group."""
+        return self.local_rank == 0 or (self.groups > 1 and self.rank == 0)
+
+    def in_group(self, groups: int) -> RankInfo:
+        """The identity of this rank of the whole run inside of its group, where there are so many."""
+        each = self.world_size // groups
+        assert each * groups == self.world_size, "RecoveryConfig.faults_on let uneven groups through"
+        group, rank = divmod(self.rank, each)
+        return replace(self, rank=rank, world_size=each, group=group, groups=groups)
 
     def share(self, total: int) -> range:
         """This rank's contiguous share of `total` items; the shares of all ranks cover each item once."""

@@ -38,6 +38,7 @@ class World:
 
     rank_info: RankInfo
     device: torch.device
+    quorum: Path | None = None  # folder of the replica groups (node/quorum.py); None: there are none
 
     @property
     def device_name(self) -> str:

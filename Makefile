@@ -80,7 +80,7 @@ chaos-control: $(VENV)/.dev ## kill the control plane at every commit and effect
 	TRAINMASTER_CRASH_POINTS_EVERY=1 $(BIN)/pytest tests/control/test_crash_points.py
 	PYTHONPATH=tests $(BIN)/python -m control.drill $(ARGS)
 
-chaos-recovery: $(VENV)/.dev ## 50 seeded SIGKILL and SIGSTOP of ranks, agents, launchers and the store's host on 2 nodes of this machine; ARGS='--kills 5 --seed 7'
+chaos-recovery: $(VENV)/.dev ## 50 seeded SIGKILL and SIGSTOP of ranks, agents, launchers and the store's host on 2 nodes of this machine; ARGS='--kills 5 --seed 7'; ARGS='--groups 2' of replica groups
 	PYTHONPATH=tests:src $(BIN)/python -m agent.recovery_chaos $(ARGS)
 
 chaos-lambda: $(VENV)/.dev ## 200 jobs on simulated Lambda Cloud with every fault, the server killed every few seconds; ARGS='--jobs 20 --seed 7'

@@ -15,6 +15,7 @@ from trainmaster.agent.elastic import Elastic
 from trainmaster.agent.processes import living
 from trainmaster.agent.ranks import Rank
 from trainmaster.agent.recovery import Recovery
+from trainmaster.core import heartbeat
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.plan import EVENTS_FILE, PLAN_FILE, RESUMABLE_EXIT, Plan
@@ -88,13 +89,14 @@ class Fleet:
         self.recovery = Recovery(plan, Emitter(folder / EVENTS_FILE))
         self.elastic = Elastic(plan, self, self.recovery)  # type: ignore[arg-type]
         self.quorum, self.each = Quorum(folder / "groups"), each
+        self.dies_late = False  # what is killed still runs
         self.ranks = self.elastic.start(None, {})  # type: ignore[arg-type]
 
     def start(self, _: object, variables: Mapping[str, str], numbers: range) -> list[Rank]:
         self.started.append(list(numbers))
         ranks = [Rank(number, Made()) for number in numbers]
         for rank in ranks:
-            rank.send = lambda _, rank=rank: self.end(rank, -signal.SIGKILL)  # type: ignore[method-assign]
+            rank.send = lambda _, rank=rank: self.dies_late or self.end(rank, -signal.SIGKILL)  # type: ignore[method-assign]
         return ranks
 
     def end(self, rank: Rank, code: int) -> None:
@@ -148,7 +150,16 @@ def test_a_lost_group_is_ended_replaced_and_a_member_again_when_it_is_ready(tmp_
     assert fleet.look() == []
     back = fleet.view
     assert (dict(back.members), back.lead, back.epoch) == ({0: 1, 1: 0}, 1, first.epoch + 2), "the lead stays"
-    assert [item.restart for item in [fleet.recovery]] == [1]
+    assert fleet.recovery.restart == 1
+
+
+def test_a_group_is_replaced_only_when_none_of_its_ranks_runs(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, groups=2, each=2)
+    fleet.dies_late, before = True, fleet.view
+    fleet.end(fleet.ranks[0], -9)
+    assert fleet.look() == [] and fleet.view == before and len(fleet.started) == 2, "rank 1 could still write"
+    fleet.end(fleet.ranks[1], -9)
+    assert fleet.look() == [] and dict(fleet.view.members) == {1: 0} and fleet.started[-1] == [0, 1]
 
 
 def test_what_no_other_group_can_make_good_is_a_failure_of_all(tmp_path: Path) -> None:
@@ -185,7 +196,7 @@ def test_a_stopped_or_silent_group_is_lost_and_a_group_that_ended_is_not(
 
 def test_whatever_dies_when_members_are_groups_that_run_and_epochs_grow(tmp_path: Path) -> None:
     dice = random.Random(1)
-    for case in range(20):
+    for case in range(10):
         fleet = Fleet(tmp_path / str(case), groups=dice.randint(2, 4), each=dice.randint(1, 2))
         epoch = fleet.view.epoch
         for _ in range(30):
@@ -196,11 +207,11 @@ def test_whatever_dies_when_members_are_groups_that_run_and_epochs_grow(tmp_path
                     fleet.quorum.say_ready(group, start)
             if fleet.look():
                 fleet.ranks = fleet.elastic.start(None, {})  # type: ignore[arg-type]
-            view, fleet_runs = fleet.view, fleet.ranks
+            view = fleet.view
             assert view.epoch >= epoch and view.members and view.lead in view.members
             epoch = view.epoch
             for group in view.members:
-                codes = {rank.process.returncode for rank in fleet_runs[group * fleet.each : (group + 1) * fleet.each]}
+                codes = {rank.process.returncode for rank in fleet.ranks[group * fleet.each : (group + 1) * fleet.each]}
                 assert codes == {None}, "a member has a rank that is dead"
 
 
@@ -287,6 +298,26 @@ def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node:
     assert_same_curve(node, told, sums, last)
 
 
+@pytest.mark.spawns
+@pytest.mark.matrix(one_in=5, of="runs that lose a machine")
+def test_groups_roll_back_together(node: Any) -> None:
+    """The lead loads the checkpoint and the other group copies it; both are in the same state after it."""
+    watch = {"max_skipped": 1, "spike_history": 8, "loss_spike": 0.2, "grad_spike": 1.5, "max_rollbacks": 1000}
+    train = {**TRAIN, "steps": 30, "epoch_steps": 30, "watch": watch}
+    code, said = node.run(node.plan(ranks=2, train=train))
+    assert code == 0, said + (node.folder / "rank-1.log").read_text()
+    back = [item["data"] for item in node.events() if (item["phase"], item["event"]) == ("WATCH", "rollback")]
+    assert back and all(data["to_step"] % 5 == 0 for data in back)
+    first, second = (heartbeats(node.folder / f"rank-{rank}.log") for rank in range(2))
+    assert first == second and first[-1][0] == 30
+
+
+def heartbeats(log: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and norm of every heartbeat of a group's first rank."""
+    beats = [beat for line in log.read_text().splitlines() if (beat := heartbeat.parse(line))]
+    return [(beat.step, beat.loss, beat.grad_norm) for beat in beats if beat.at == "train"]
+
+
 def assert_same_curve(
     node: Any, told: Mapping[int, float], sums: Mapping[tuple[int, int], Mapping[int, str]], last: int
 ) -> None:
@@ -295,7 +326,7 @@ def assert_same_curve(
     for name in ("TRAINMASTER_KILL_AT", "TRAINMASTER_KILL_RANK"):
         del node.env[name]
     node.env["TRAINMASTER_WITNESS"] = str(node.folder / "samples")
-    alone = {**TRAIN, "steps": last, "epoch_steps": last, "recovery": {}, "optimizer": {"warmup_steps": 1}}
+    alone = {**TRAIN, "steps": last, "epoch_steps": last, "recovery": {}}
     # The schedule is that of the longer run.
     alone["optimizer"] = {"warmup_steps": 1, "decay_steps": TRAIN["steps"]}
     code, said = node.run(node.plan(attempt="job.2", train=alone))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.recovery_chaos import compare, draw, run
+from agent.recovery_chaos import GROUP_VICTIMS, compare, compare_groups, draw, run
 from sampling import VARIABLE
 
 SEED = os.environ.get(VARIABLE, "0")
@@ -38,6 +38,43 @@ def write(folder: Path, *, loss: float = 1.0, digest: str = "a", steps: int = 2)
 )
 def test_a_run_that_differs_is_told_apart(tmp_path: Path, change: dict[str, object], says: list[str]) -> None:
     assert compare(write(tmp_path / "struck", **change), write(tmp_path / "whole")) == says  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ({3: "aa"}, []),
+        ({3: "a", 4: "aa"}, ["attempt 1 epoch 3 step 2: samples are lost, doubled or others"]),
+        ({3: "ab"}, ["attempt 1 epoch 3 step 2: samples are lost, doubled or others"]),
+        ({3: "aaa"}, ["attempt 1 epoch 3 step 2: samples are lost, doubled or others"]),
+        ({}, ["step 2 was never made"]),
+    ],
+)
+def test_a_sum_over_groups_without_each_sample_once_is_told(
+    tmp_path: Path, made: dict[int, str], says: list[str]
+) -> None:
+    """Step 2 has samples 2 and 3; a third row is one that two groups took."""
+    whole, struck = write(tmp_path / "whole"), write(tmp_path / "struck", loss=1.0009)
+    both = [{"step": 1, "first": 1, "rows": ["a"]}, {"step": 2, "first": 2, "rows": ["a", "a"]}]
+    (whole / "samples" / "1" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in both))
+    lines = [{"step": 1, "epoch": 1, "first": 1, "rows": ["a"]}, {"step": 1, "epoch": 1, "made": True}]
+    lines.append({"step": 2, "epoch": 2, "first": 2, "rows": ["b", "b"]})  # a sum that was not made counts for nothing
+    for epoch, rows in made.items():
+        lines += [{"step": 2, "epoch": epoch, "first": 2 + at % 2, "rows": [row]} for at, row in enumerate(rows)]
+        lines.append({"step": 2, "epoch": epoch, "made": True})
+    (struck / "samples" / "1" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert compare_groups(struck, whole) == says
+    far = write(tmp_path / "far", loss=1.002)
+    (far / "samples" / "1" / "rank-0.jsonl").write_text((struck / "samples" / "1" / "rank-0.jsonl").read_text())
+    assert compare_groups(far, whole) == ["step 2: loss 1.002, not 1.0", *says]
+
+
+@pytest.mark.matrix(one_in=5, of="runs that lose a machine")
+@pytest.mark.timeout(900)
+def test_replica_groups_survive_kills_without_a_trace(tmp_path: Path) -> None:
+    done, faults = run(tmp_path, draw(KILLS, SEED, GROUP_VICTIMS), seed=SEED, step_s=15.0, groups=2)
+    assert len(done) == KILLS and [kill for kill in done if kill.orphans] == []
+    assert faults == []
 
 
 @pytest.mark.matrix(one_in=5, of="runs that lose a machine")

@@ -7,12 +7,14 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainmaster.core import heartbeat
 from trainmaster.core.plan import START_VARIABLE
 from trainmaster.node.emit import Emitter
+from trainmaster.train.metrics.rate import Reading
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.run_log import RunLog
 from trainmaster.train.start_times import StartTimes
@@ -105,3 +107,26 @@ def test_each_part_of_a_start_is_an_event_and_a_recovery_is_one_with_all_parts(
     assert list(done["parts"]) == ["stop", "check", "fork", "imports", "compile", "first_step"]
     assert (done["step"], done["resumed_from"], done["tier"], done["restart"]) == (21, 20, "disk", 3)
     assert done["parts"]["fork"] > 1000 and done["seconds"] - lines[-2]["data"]["seconds"] == pytest.approx(2, abs=0.01)
+
+
+def test_a_group_that_takes_over_says_the_last_step_and_what_followed_it(tmp_path: Path) -> None:
+    reading = Reading(tokens_per_s=1.0, step_s=1.0)
+    metrics: dict[str, Any] = {
+        "loss": 1.0, "lr": 0.1, "grad_norm": 1.0, "reading": reading, "sequence_tokens": 1,
+        "memory": {"memory_gib": 1.0},
+    }  # fmt: skip
+    with Emitter(tmp_path / "events.jsonl") as emitter:
+        log = RunLog(rank(0, local=0), emitter)
+        log.lead(False)
+        for step in (1, 2):
+            log.step_metrics(step=step, **metrics)
+        log.checkpoint_failed(step=2, tier="disk", why="of this process alone")
+        log.evaluated(step=2, loss=1.0, perplexity=2.7)
+        log.recovered(how="group", restart=1, step=2, resumed_from=1, tier="peer", seconds=1.0, parts={})
+        log.recovered(how="in_place", restart=1, step=2, resumed_from=1, tier="disk", seconds=1.0, parts={})
+        log.lead(True)
+        log.step_metrics(step=3, **metrics)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(item["phase"], item["data"]["step"]) for item in told] == [
+        ("RECOVERY", 2), ("STEP", 2), ("EVAL_MODEL", 2), ("STEP", 3),
+    ]  # fmt: skip

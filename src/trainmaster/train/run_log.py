@@ -23,6 +23,8 @@ from trainmaster.train.parallel.rank_info import RankInfo
 # Log readers on nodes may accept ASCII only, and HyperPod's stops at the first byte it cannot decode.
 _ASCII = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
 
+_RESULTS = ("STEP", "EVAL_MODEL", "TRAINING")  # phases whose events are of the run and not of one group's process
+
 
 class RunLog:
     """Events, lines and tracker metrics of one rank."""
@@ -32,7 +34,7 @@ class RunLog:
         self._emitter = emitter if rank_info.rank == 0 else None
         self._trackers: list[Tracker] = []
         self._leads = True  # of the replica groups one writes the events
-        self._unsaid: Mapping[str, Any] | None = None  # STEP metrics since which no other was written here
+        self._unsaid: list[tuple[str, str, int | None, dict[str, Any]]] = []  # the last step and what followed it
 
     def track(self, trackers: list[Tracker]) -> None:
         """Send metrics to these trackers from now on (rank 0 only)."""
@@ -40,9 +42,9 @@ class RunLog:
 
     def lead(self, leads: bool) -> None:
         """Write events, or leave them to another group. Who takes over says the last step again: it may be missing."""
-        unsaid, self._unsaid, self._leads = self._unsaid, None, leads
-        if leads and unsaid is not None:
-            self._emit("STEP", "metrics", **unsaid)
+        unsaid, self._unsaid, self._leads = self._unsaid, [], leads
+        for phase, event, epoch, data in unsaid if leads else ():
+            self._emit(phase, event, epoch=epoch, **data)
 
     def close(self) -> None:
         """Close the trackers."""
@@ -319,7 +321,8 @@ class RunLog:
         if self._least == 0 and self._rank_info.rank == 0:
             self.line(f"event {phase} {event} {json.dumps({'epoch': epoch, **data}, default=str)}", "DEBUG")
         if not self._leads and data.get("how") != "group":  # who comes back says itself how long it took
-            self._unsaid = data if phase == "STEP" and event == "metrics" else self._unsaid
+            kept = [] if phase == "STEP" else self._unsaid
+            self._unsaid = [*kept, (phase, event, epoch, data)] if phase in _RESULTS else kept
             return
         if self._emitter is None:
             return

@@ -64,7 +64,7 @@ def test_a_resume_on_other_ranks(
     start: int | None, codes: tuple[int, ...], printed: int | None, outcome: Verdict, words: str
 ) -> None:
     """A start of -1 is one of weights and states that nobody had, as shards are; -2 one at step 10 without momentum."""
-    changes = {-1: {"weights": "x", "state": "y"}, -2: {"state": None}}
+    changes: dict[int, dict[str, object]] = {-1: {"weights": "x", "state": "y"}, -2: {"state": None}}
     lines = [] if start is None else lines_from(max(start, 10 if start < 0 else 0), **changes.get(start, {}))
     one = Struck(
         strike=Strike(name="ranks", after=0), reached=True, died_at=12, newest=10, branch=attempt(*lines, codes=codes),

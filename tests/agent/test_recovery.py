@@ -9,11 +9,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trainmaster.agent import ranks as agent_ranks
+from trainmaster.agent import workload
 from trainmaster.agent.diagnose import Outcome, read_tail
 from trainmaster.agent.leader import free_port
 from trainmaster.agent.processes import living
@@ -77,6 +79,28 @@ def test_causes_that_may_pass_are_recovered_in_place(
     tmp_path: Path, reason: Reason, spec: dict[str, Any], follows: bool
 ) -> None:
     assert recovery(tmp_path, **spec).may_follow(crash(reason)) is follows
+
+
+@pytest.mark.parametrize(
+    ("reason", "spec", "left_s"),
+    [
+        (Reason.SCRIPT_FAILED, {}, 1.0),
+        (Reason.CRASHED, {"train": {**TRAIN, "recovery": {"in_place": False}}}, 1.0),
+        (Reason.CRASHED, {}, 0.0),
+        (Reason.SCRIPT_FAILED, {"command": ["true"]}, 10.0),
+        (Reason.SCRIPT_FAILED, {"command": ["true"], "limits": {"grace_s": 4}}, 4.0),
+    ],
+)
+def test_peers_of_a_failed_rank_that_can_save_nothing_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: Reason, spec: dict[str, Any], left_s: float
+) -> None:
+    """A save of our trainer needs every rank; of another program nobody knows."""
+    monkeypatch.setattr(workload, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    held = recovery(tmp_path, **spec)
+    failed: Any = [SimpleNamespace(number=0, process=SimpleNamespace(returncode=1))]
+    parts: Any = SimpleNamespace(recovery=held, group=None, watch=None)
+    stopping = workload._on_failure(failed, held._plan, parts, lambda _: crash(reason))
+    assert (stopping.deadline - 100.0, stopping.stop) == (left_s, None)
 
 
 def test_recoveries_without_a_new_checkpoint_are_counted(tmp_path: Path) -> None:

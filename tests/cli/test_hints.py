@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from pages import samples
 from trainmaster.cli.health import check
 from trainmaster.cli.main import build, verbs
 from trainmaster.cli.server import serve
 from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable
 from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.money.rent import Rent
+from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Finding, ok, skip
 from trainmaster.core.schema import build as build_shape
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import jobs
+from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.migrate import open_database
 from trainmaster.targets.kubernetes.settings import Settings
 from trainmaster.targets.ssh.slots import Offer, SlotTable, _no_capacity
@@ -153,6 +156,47 @@ def test_a_dry_run_leads_with_six_lines_and_has_json(tmp_path: Path) -> None:
     plan = json.loads(invoke(*words, "--json").stdout)
     assert plan["summary"]["where"] == "local" and plan["commands"] and plan["files"]
     assert plan["summary"]["price"] == "none; resources.price_per_hour states one", "this machine costs nothing"
+
+
+@pytest.mark.parametrize(
+    ("stated", "printed"), [((), set()), (("queue.priority=high",), {"queue"}), (("rent.wait_minutes=5",), {"rent"})]
+)
+def test_a_dry_run_prints_only_what_the_target_uses(tmp_path: Path, stated: tuple[str, ...], printed: set[str]) -> None:
+    """What to rent was printed for this machine, too. What is stated stays: it is read back."""
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\ncommand: [python3, train.py]\n")
+    words = ("submit", spec, *stated, "--dry-run", "--json", "--workdir", "none", "--home", tmp_path / "home")
+    (text,) = json.loads(invoke(*words).stdout)["files"].values()
+    shown = set(json.loads(text)["spec"])
+    assert shown & {"after", "container", "queue", "rent", "slurm"} == printed and {"limits", "resources"} <= shown
+    read = Plan.from_json(text).spec
+    assert (read.queue.priority == "high", read.rent == Rent()) == ("queue" in printed, "rent" not in printed)
+
+
+def test_a_dry_run_on_this_machine_names_the_files_that_it_lacks(tmp_path: Path) -> None:
+    """The job failed minutes later, in its first attempt."""
+    (tmp_path / "train.py").touch()
+    command = f"[python3, {tmp_path}/train.py, /not/there.json, '/no/*.json', --to=x]"
+    (tmp_path / "job.yaml").write_text(f"name: a\ncommand: {command}\ninputs: {{ train: /no/data }}\n")
+    words = ("submit", tmp_path / "job.yaml", "--dry-run", "--json", "--workdir", "none", "--home", tmp_path / "home")
+    summary = json.loads(invoke(*words).stdout)["summary"]
+    assert summary["missing"] == "/no/data, /not/there.json: not on this machine"
+    image = json.loads(invoke(*words, "container.image=x/y:1", "inputs.train=null").stdout)["summary"]
+    assert "missing" not in image, "its files are in the image"
+
+
+def test_show_names_machine_gpu_and_price(tmp_path: Path) -> None:
+    db = open_database(tmp_path / "trainmaster.db")
+    story = samples.completed(db, name="priced")
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": ["gpu-07", "gpu-08"], "folder": "/x"})
+        costs.set_price(conn, story.attempt, 250.0)
+    db.close()
+    shown = invoke("show", story.id, "--home", tmp_path).stdout
+    rows = {line[:11].strip(): line[12:].strip() for line in shown.splitlines()}
+    assert (rows["target"], rows["machine"]) == ("local", "gpu-07, gpu-08")
+    assert rows["price"].startswith("$2.50 an hour for all its machines, $") and rows["price"].endswith(" so far")
+    assert rows["ranks"] == "2 on AMD EPYC 9654"
 
 
 def test_what_people_write_for_a_command_and_an_image_gets_the_line_to_write() -> None:

@@ -77,6 +77,9 @@ def split_node_file(name: str) -> tuple[int, str]:
     return (node, f"{stem}.{ending}") if node and node_file(f"{stem}.{ending}", node) == name else (0, name)
 
 
+_NOT_FOR_NODES = ("after", "queue", "rent")  # sections of a spec for the server alone
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One node's share of one attempt."""
@@ -103,8 +106,16 @@ class Plan:
         return self.attempt if self.spec.resources.nodes == 1 else f"{self.attempt}/{self.node_rank}"
 
     def to_json(self) -> str:
-        """The plan as JSON, without what is null or empty by default: `submit --dry-run` prints it."""
-        return json.dumps(schema.to_stated(self), indent=2, sort_keys=True)
+        """The plan as JSON, without what is null or empty by default, as `submit --dry-run` prints it.
+
+        A section that no node reads is left out where all of it is default: it says nothing of where the job runs.
+        """
+        plain = schema.to_stated(self)
+        for name in _NOT_FOR_NODES:
+            section = getattr(self.spec, name)
+            if section == type(section)():
+                plain["spec"].pop(name, None)
+        return json.dumps(plain, indent=2, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

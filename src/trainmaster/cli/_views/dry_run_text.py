@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.core.money.cost import dollars
@@ -13,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
-    """Six lines by their names, and one for `queue:` where it is stated; `word` is what the target stands for."""
+    """Six lines by their names, one for `queue:` where it is stated, and one for files that are not there.
+
+    `word` is what the target stands for.
+    """
     lines = {
         "where": job.target,
         "how many": _count(job),
@@ -22,7 +26,11 @@ def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
         "limits": _limits(job),
         "checkpoints": _checkpoints(job),
     }
-    return {**lines, "queue": queue} if (queue := _queue(job, word)) else lines
+    if queue := _queue(job, word):
+        lines["queue"] = queue
+    if missing := _missing(job, word):
+        lines["missing"] = f"{missing}: not on this machine"
+    return lines
 
 
 def render(job: JobSpec, plan: Submission, word: str) -> str:
@@ -38,6 +46,22 @@ def as_plain(job: JobSpec, plan: Submission, preview: str, word: str) -> dict[st
         "commands": [list(words) for words in plan.commands],
         "offer": preview.strip() or None,
     }
+
+
+def _missing(job: JobSpec, word: str) -> str:
+    """Absolute paths of a job on this machine that do not exist; patterns and what an image holds are left out."""
+    from trainmaster import targets
+
+    traits = targets.find_traits(word)
+    if traits is None or not traits.here or job.container is not None:
+        return ""
+    inputs = job.inputs
+    named = [*(job.command or ()), inputs.train, inputs.eval, inputs.config, inputs.script]
+    if job.train is not None:
+        data = job.train.data
+        named += [data.tokenizer, *(path for part in (data, *data.parts) for path in (part.path, part.held_out_path))]
+    paths = {path for path in named if path is not None and path.startswith("/") and not set(path) & set("*?[")}
+    return ", ".join(sorted(path for path in paths if not Path(path).exists()))
 
 
 def _count(job: JobSpec) -> str:

@@ -168,5 +168,9 @@ def test_on_a_narrow_terminal_the_action_stands_below_its_reason(
 def test_a_second_bundle_in_one_folder_is_refused(tmp_path: Path) -> None:
     words = ("--replay", str(H200), "--out", str(tmp_path / "bundle"), "--only", "ram")
     assert invoke(*words)[0] == 0
-    with pytest.raises(UsageError, match="already holds a run"):
+    (tmp_path / "bundle-2").mkdir()
+    with pytest.raises(UsageError) as refused:
         invoke(*words)
+    free = f"{tmp_path}/bundle-3"
+    assert str(refused.value).endswith(f"/bundle already holds a run; use another folder: --out {free}")
+    assert invoke(*words[:3], free, *words[4:])[0] == 0

@@ -42,6 +42,16 @@ def test_a_failed_run_is_never_a_success(run: Run, tmp_path: Path, script: str, 
     assert [event["event"] for event in events if event["phase"] == "PROJECT"] == ["start", "end"]
 
 
+def test_a_job_that_runs_again_is_followed_to_its_end(run: Run, tmp_path: Path) -> None:
+    spec, home, there = tmp_path / "job.yaml", tmp_path / "home", tmp_path / "there"
+    command = ["sh", "-c", f"echo looks; test -e {there}"]
+    spec.write_text(json.dumps({"name": "a", "command": command, "preflight": {"level": 0}}))
+    assert run("submit", str(spec), "--follow", home=home).returncode == 1
+    there.touch()
+    done = run("resume", "--again", "a", "--follow", home=home)
+    assert (done.returncode, "completed after " in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 def test_the_last_lines_name_the_outputs_and_the_signal(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     write = 'echo 1; echo x > "$TRAINMASTER_OUTPUTS/x"'

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -52,7 +53,9 @@ def capture_folder(bundle: Path, node: str) -> Path:
 def refuse_used(bundle: Path) -> None:
     """UsageError if the folder already holds a run: two would mix their captures."""
     if (bundle / HEALTH).exists() or (bundle / "nodes").exists():
-        raise UsageError(f"{bundle} already holds a run; use another folder")
+        others = (bundle.parent / f"{bundle.name}-{number}" for number in itertools.count(2))
+        free = next(folder for folder in others if not folder.exists())
+        raise UsageError(f"{bundle} already holds a run; use another folder: --out {free}")
 
 
 def save(bundle: Path, health: ClusterHealth) -> None:

@@ -177,7 +177,8 @@ def _ask(
         tally.cases += 1
         tally.statuses[response.status_code] += 1
         case.validate_response(response, checks=checks)
-        if exact is not None and response.status_code == 200 and "json" in response.headers["Content-Type"]:
+        kinds = response.headers.get("content-type", ())
+        if exact is not None and response.status_code == 200 and any("json" in kind for kind in kinds):
             exact.validate(response.json())
 
     try:

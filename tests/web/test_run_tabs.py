@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import random
 import re
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ import pytest
 from pages import samples
 from report.test_hostile import HOSTILE, hostile_events
 from trainmaster.control.log_view import grep as log_grep
+from trainmaster.control.log_view import search as log_search
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.store.database import Database
@@ -163,6 +166,11 @@ def test_search_in_a_log_is_bounded_and_finds_the_first_error(client: TestClient
     (following,) = re.findall(r'id="search-on" href="[^"]*skip=(\d+)"', many)
     assert lines_of(found(stream="rank-0.log", find="INFO", skip=following))[0] == int(following)
     assert "Not searched: missing )" in found(find="(")
+    assert "200 characters at most" in found(find="x" * 201)
+    # The level is looked for beside the expression: 200 lines without it do not hide the one that has it.
+    both = found(stream="rank-1.log", find="step|CUDA", level="error")
+    assert len(lines_of(both)) == len(lines_of(found(stream="rank-1.log", find="CUDA", level="error"))) > 0
+    assert "not every log was searched to its end" in found(stream="all", find="INFO")
     assert "Not searched: the expression takes too long" in found(stream="rank-0.log", find=r"^(.|.)*(.|.)*[xy]$")
     jump = client.get(f"/jobs/{failed.id}/logs/first-error")
     at = FAILED.index(b"Traceback")
@@ -194,6 +202,10 @@ def test_the_texts_that_every_match_has(pattern: str, literals: list[tuple[bytes
     assert log_grep.find_literals(pattern) == literals
 
 
+def sought(pattern: str) -> log_grep.Sought:
+    return log_grep.compile_sought(pattern, re.MULTILINE)
+
+
 WORDS = ("error", "ERROR", "Error:", "oom", "OOM", "step 77", "step 7", "nan", "xyz", "needle", "Needle", "k", "")
 
 
@@ -208,9 +220,8 @@ def test_no_line_is_missed_by_what_is_looked_for_first(monkeypatch: pytest.Monke
     flags = re.MULTILINE | (re.IGNORECASE if lower else 0)
     for pattern in ("needle", "e+rr?or", "oom|nan", r"(Error|OOM):?\s", "step 7{2}", r"\bk\b.*xyz", "^error", "OOM$"):
         expression = re.compile(pattern.encode(), flags)
-        request = {"offset": 0, "limit": 10**6, "ignore_case": lower}
-        literals = log_grep.find_literals(pattern)
-        answers = log_grep.search(io.BytesIO(log), expression, literals, request, until=float("inf"))
+        request = {"offset": 0, "limit": 10**6}
+        answers = log_grep.search(io.BytesIO(log), log_grep.compile_sought(pattern, flags), request, until=float("inf"))
         want, at = [], 0
         for line in log.split(b"\n"):
             if expression.search(line):
@@ -226,9 +237,8 @@ def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.Monke
     path.write_bytes(b"".join(b"line %d needle\n" % i for i in range(50)) + b"x" * 500 + b" needle")
     for pattern in ("needle", "n.?edle"):
         with path.open("rb", buffering=0) as log:
-            request = {"offset": 0, "limit": 1000, "ignore_case": False}
-            expression, literals = re.compile(pattern.encode(), re.MULTILINE), log_grep.find_literals(pattern)
-            answers = list(log_grep.search(log, expression, literals, request, until=float("inf")))
+            request = {"offset": 0, "limit": 1000}
+            answers = list(log_grep.search(log, sought(pattern), request, until=float("inf")))
         assert answers[-1] == {"next": path.stat().st_size, "done": True}
         assert len(answers) - 1 >= 51 and len({answer.get("at") for answer in answers}) == len(answers)
 
@@ -238,25 +248,95 @@ def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.Monke
 )
 def test_flags_and_letters_beyond_ascii_are_found(pattern: str, found: list[int]) -> None:
     log = io.BytesIO("error\ncafé au 1\n".encode() + b"\xff\n")
-    request = {"pattern": pattern, "offset": 0, "limit": 9, "ignore_case": False}
-    bare = re.compile(pattern.encode() if pattern.isascii() else b"", re.MULTILINE)
-    words = None if pattern.isascii() else re.compile(pattern)
-    answers = log_grep.search(log, bare, log_grep.find_literals(pattern), request, words=words, until=float("inf"))
+    answers = log_grep.search(log, sought(pattern), {"offset": 0, "limit": 9}, until=float("inf"))
     assert [answer["at"] for answer in answers if "at" in answer] == found
 
 
-@pytest.mark.parametrize(("pattern", "words"), [("needle", False), ("ne+dle", False), ("nädel|needle", True)])
-def test_a_long_line_is_searched_to_its_end(pattern: str, words: bool) -> None:
+ODD = [
+    "7",
+    "a 7",
+    "7, 8",
+    "café",
+    "äö",
+    "ab",
+    "x",
+    "",
+    "ék",
+    "é\u212a",
+    "\u017fo",
+    "so",
+    "word",
+    "9 z",
+    "naïve 7",
+    "z9",
+]
+
+
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\d\Z", r"\A\d", r"\d(?!\s)", r"\d(?![\s,])", r"(?<!\w)\d", r"^(?![\s\S]*x)", r"(?-m:\d$)", r"^$", r"^caf.$",
+        r"^\w+$", r"^.{2}$", r"ék", r"s", r"so", r"\Bo", r"\b7\b", r"[^,]$", r"(a)?(?(1)b|z)", r"^\S+\s\S+$",
+    ],
+)  # fmt: skip
+def test_each_line_is_found_as_if_it_were_alone(pattern: str, lower: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_grep, "_BLOCK", 64)
+    dice = random.Random(3)
+    lines = [*ODD, *dice.choices(ODD, k=200), *(["7"] * 40), "last"]
+    flags = re.MULTILINE | (re.IGNORECASE if lower else 0)
+    log = io.BytesIO("\n".join(lines).encode())
+    answers = log_grep.search(log, log_grep.compile_sought(pattern, flags), {"offset": 0, "limit": 999}, until=1e18)
+    found = [answer["text"] for answer in answers if "at" in answer]
+    assert found == [line for line in lines if re.search(pattern, line, flags)]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="possessive")
+def test_what_takes_more_than_a_line_is_looked_for_by_line() -> None:
+    log = io.BytesIO(b"a,b\nc\n,\n")
+    answers = log_grep.search(log, sought("[^,]++$"), {"offset": 0, "limit": 9}, until=1e18)
+    assert [answer["at"] for answer in answers if "at" in answer] == [0, 4]
+
+
+def test_an_end_is_never_behind_the_log() -> None:
+    found, end = log_grep.search(io.BytesIO(b"abcde"), sought("c"), {"offset": 0, "limit": 1}, until=1e18)
+    assert (found["at"], end) == (0, {"next": 5, "done": False})
+    with pytest.raises((re.error, ValueError)):
+        sought("(?L)foo")
+
+
+@pytest.mark.parametrize("pattern", ["needle", "ne+dle", "nädel|needle"])
+def test_a_long_line_is_searched_to_its_end(pattern: str) -> None:
     line = b"2026-03-01 ERROR tensor " + b"7 " * 50_000 + b"needle " + b"8 " * 9000
     log = io.BytesIO(b"short\n" + line + b"\n")
-    request = {"offset": 0, "limit": 9, "ignore_case": False}
-    text = re.compile(pattern) if words else None
-    bare = re.compile(b"" if words else pattern.encode(), re.MULTILINE)
-    literals = log_grep.find_literals(pattern)
-    found, end = log_grep.search(log, bare, literals, request, words=text, until=float("inf"))
+    found, end = log_grep.search(log, sought(pattern), {"offset": 0, "limit": 9}, until=float("inf"))
     assert found["at"] == 6 and end["done"]
     assert found["text"].startswith("2026-03-01 ERROR tensor 7") and " … " in found["text"]
     assert "needle" in found["text"][:2000] and len(found["text"]) < 9000, "the head of the line, and the match"
+
+
+def test_one_caller_never_has_every_slot() -> None:
+    async def go() -> None:
+        slots, order = log_search.Slots(), list[str]()
+
+        async def search(caller: str, name: str, gate: asyncio.Event) -> None:
+            async with slots.take(caller):
+                order.append(name)
+                await gate.wait()
+
+        gate = asyncio.Event()
+        mine = [asyncio.create_task(search("mallory", f"mallory {n}", gate)) for n in range(8)]
+        await asyncio.sleep(0)
+        assert slots.count("mallory") == log_search.MOST_OF_ONE
+        other = asyncio.create_task(search("ann", "ann", gate))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert order == ["mallory 0", "ann"]
+        gate.set()
+        await asyncio.gather(*mine, other)
+        assert slots.count("mallory") == 0 and not slots._own
+
+    asyncio.run(go())
 
 
 def test_colours_are_classes_and_other_escapes_go() -> None:

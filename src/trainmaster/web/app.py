@@ -97,7 +97,7 @@ def create_app(
     app.state.curves, app.state.compared = CurveCache(db, beside), ComparedCurves(db)
     app.state.kept = Kept()
     app.state.followers = followers if followers is not None else Followers()
-    app.state.searches = asyncio.Semaphore(log_search.MOST_AT_ONCE)
+    app.state.searches = log_search.Slots()
     app.state.turns = Turns()
     app.state.reconciler = lambda: "off"
     app.state.storage_probe = StorageProbe(kept)

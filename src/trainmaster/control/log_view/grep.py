@@ -20,7 +20,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _BLOCK = 1 << 20  # stays in the cache of a core
 _LONGEST = 4 << 20  # bytes of a line
@@ -29,7 +29,30 @@ _HEAD = 512  # of them from its beginning, where the match is further on: time a
 _MEMORY = 1 << 30
 _RARE = 1024  # a byte that is met once in so many is worth being looked for alone: each time costs 0.4 µs
 _PLAIN = 4  # bytes without letters that are worth being looked for alone where case is ignored
+# Letters beyond ASCII that are k, s or i where case is ignored: Kelvin, long s, I with a dot, i without one.
+_FOLDED = tuple(letter.encode() for letter in "\u212a\u017f\u0130\u0131")
 Literals = list[tuple[bytes, ...]]
+
+
+class Sought(NamedTuple):
+    """An expression, in the forms in which it is looked for."""
+
+    of_text: re.Pattern[str]
+    of_bytes: re.Pattern[bytes] | None  # the same for lines in ASCII; None where it has letters beyond that itself
+    literals: Literals
+    by_line: bool  # what is around a line may change whether it matches: a block cannot be searched as a whole
+    lower: bool
+    also: re.Pattern[str] | None  # what a line has to match too
+
+
+def compile_sought(pattern: str, flags: int, *, also: str | None = None) -> Sought:
+    """The forms of an expression; re.error or ValueError where it is none."""
+    of_text = re.compile(pattern, flags)
+    of_bytes = re.compile(pattern.encode(), flags) if pattern.isascii() else None
+    return Sought(
+        of_text, of_bytes, find_literals(pattern), of_bytes is None or _looks_around(_parse(pattern)),
+        bool(flags & re.IGNORECASE), re.compile(also) if also else None,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -38,22 +61,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     flags = re.MULTILINE | (re.IGNORECASE if request["ignore_case"] else 0)
-    pattern: str = request["pattern"]
-    words: re.Pattern[str] | None = None  # of an expression with letters beyond ASCII: it is for text, not for bytes
     try:
-        expression = re.compile(pattern.encode() if pattern.isascii() else b"", flags)
-        if not pattern.isascii():
-            words = re.compile(pattern, flags)
-    except (re.error, OverflowError, RecursionError) as error:
+        sought = compile_sought(request["pattern"], flags, also=request.get("also"))
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
         _answer({"fault": str(error)})
         return
-    literals = find_literals(pattern)
     assert isinstance(sys.stdin.buffer, io.BufferedReader)
     log: io.RawIOBase | io.BufferedIOBase = sys.stdin.buffer
     if request["path"] is not None:
         log = io.FileIO(os.open(request["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         log.seek(request["offset"])
-    for answer in search(log, expression, literals, request, words=words, until=time.monotonic() + seconds):
+    for answer in search(log, sought, request, until=time.monotonic() + seconds):
         _answer(answer)
 
 
@@ -62,18 +80,13 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def search(
-    log: io.RawIOBase | io.BufferedIOBase,
-    expression: re.Pattern[bytes],
-    literals: Literals,
-    request: dict[str, Any],
-    *,
-    words: re.Pattern[str] | None = None,
-    until: float,
+    log: io.RawIOBase | io.BufferedIOBase, sought: Sought, request: dict[str, Any], *, until: float
 ) -> Iterator[dict[str, Any]]:
     """Each line that matches, then where the search ended and whether that was the end of the log."""
-    at, left, lower = int(request["offset"]), int(request["limit"]), bool(request["ignore_case"])
-    if lower:
-        literals = [tuple(text.lower() for text in choice) for choice in literals]
+    at, left = int(request["offset"]), int(request["limit"])
+    if sought.lower:
+        literals = [tuple(text.lower() for text in choice) for choice in sought.literals]
+        sought = sought._replace(literals=literals)
     block = bytearray(_LONGEST + _BLOCK)  # the beginning of a line from the block before, and what is read behind it
     held = 0
     while True:
@@ -82,11 +95,11 @@ def search(
         end = block.rfind(b"\n", 0, size) + 1 if got else size
         if end == 0 and size >= _LONGEST:
             end = size
-        for start, line, place in _matches(block, end, expression, literals, words, lower=lower):
+        for start, line, place in _matches(block, end, sought):
             yield {"at": at + start, "text": _shorten(line, place)}
             left -= 1
             if left == 0:
-                yield {"next": at + start + len(line) + 1, "done": False}
+                yield {"next": at + min(start + len(line) + 1, size), "done": False}
                 return
         at, held = at + end, size - end
         block[:held] = block[end:size]
@@ -98,46 +111,50 @@ def search(
             return
 
 
-def _matches(
-    block: bytearray, size: int, expression: re.Pattern[bytes], literals: Literals, words: re.Pattern[str] | None,
-    *, lower: bool,
-) -> Iterator[tuple[int, bytes, tuple[int, int]]]:  # fmt: skip
+def _matches(block: bytearray, size: int, sought: Sought) -> Iterator[tuple[int, bytes, tuple[int, int]]]:
     """Each line that matches: where it begins, its bytes, and where in them the match is."""
     place = 0
-    for hit in _hits(block, size, expression, literals, words, lower=lower):
+    for hit in _hits(block, size, sought):
         if hit < place:
             continue  # in a line that was looked at
         start = block.rfind(b"\n", 0, hit) + 1
         place = block.find(b"\n", hit, size) + 1 or size + 1
         line = bytes(block[start : place - 1])
         # Line by line: a match that goes over a line end is none.
-        if words is not None:
-            text = line.decode(errors="replace")
-            if (match := words.search(text)) is not None:
-                first, last = (len(text[:at].encode()) for at in match.span())
-                yield start, line, (first, last)
-        elif (found := expression.search(line)) is not None:
-            yield start, line, found.span()
+        if (span := _find_in(line, sought)) is not None:
+            yield start, line, span
 
 
-def _hits(
-    block: bytearray, size: int, expression: re.Pattern[bytes], literals: Literals, words: re.Pattern[str] | None,
-    *, lower: bool,
-) -> Iterator[int]:  # fmt: skip
+def _find_in(line: bytes, sought: Sought) -> tuple[int, int] | None:
+    """Where in a line the match is. Beyond ASCII a letter is several bytes, and one character for the expression."""
+    text = line.decode(errors="replace")
+    if sought.also is not None and sought.also.search(text) is None:
+        return None
+    if sought.of_bytes is None or not line.isascii():
+        if (match := sought.of_text.search(text)) is not None:
+            return len(text[: match.start()].encode()), len(text[: match.end()].encode())
+        if sought.of_bytes is None or "\ufffd" not in text:
+            return None  # what is no text is searched as bytes too
+    found = sought.of_bytes.search(line)
+    return found.span() if found is not None else None
+
+
+def _hits(block: bytearray, size: int, sought: Sought) -> Iterator[int]:
     """Places, in order, in all lines that may match."""
-    sample = b"".join(block[at : min(size, at + 1024)] for at in range(0, size, max(1, size // 8)))
-    if literals:
-        small = sample.lower() if lower else sample
+    if sought.literals and not (sought.lower and any(block.find(letter, 0, size) >= 0 for letter in _FOLDED)):
+        sample = b"".join(block[at : min(size, at + 1024)] for at in range(0, size, max(1, size // 8)))
+        small = sample.lower() if sought.lower else sample
         # The choice that is met least here: every line has a date, few have what is sought.
-        chosen = min(literals, key=lambda choice: (sum(map(small.count, choice)), -min(map(len, choice))))
-        yield from heapq.merge(*_places(block, size, chosen, sample, lower=lower))
+        chosen = min(sought.literals, key=lambda choice: (sum(map(small.count, choice)), -min(map(len, choice))))
+        yield from heapq.merge(*_places(block, size, chosen, sample, lower=sought.lower))
         return
+    whole = None if sought.by_line or not block[:size].isascii() else sought.of_bytes
     place = 0
     while place < size:
         hit = place
-        if words is None:
-            found = expression.search(block, place, size)
-            if found is None:
+        if whole is not None:
+            found = whole.search(block, place, size)
+            if found is None or found.start() >= size:  # behind the last line end no line begins
                 return
             hit = found.start()
         yield hit
@@ -191,9 +208,45 @@ def _shorten(line: bytes, match: tuple[int, int]) -> str:
 
 def find_literals(pattern: str) -> Literals:
     """Texts in ASCII of which a match must contain one: each choice holds for every match, none where there is none."""
-    parser = getattr(re, "_parser", None) or __import__("sre_parse")
-    parsed = parser.parse(pattern)
+    parsed = _parse(pattern)
     return [] if parsed.state.flags & re.IGNORECASE else _required(parsed)  # written into the expression
+
+
+def _parse(pattern: str) -> Any:
+    parser = getattr(re, "_parser", None) or __import__("sre_parse")
+    return parser.parse(pattern)
+
+
+def _looks_around(parsed: Any) -> bool:
+    """Whether a part of an expression can see more than what it matches, or takes what it cannot give back.
+
+    Of a block of lines such an expression may find no match where it has one in a line alone. Line ends and the ends of
+    words are the same in both.
+    """
+    for code, value in parsed:
+        kind = str(code)
+        if kind.startswith(("ASSERT", "POSSESSIVE", "ATOMIC")):
+            return True
+        if kind == "AT" and str(value) not in ("AT_BEGINNING", "AT_END", "AT_BOUNDARY"):
+            return True
+        if kind == "SUBPATTERN" and value[2] & re.MULTILINE:  # switched off
+            return True
+        if any(_looks_around(part) for part in _parts(kind, value)):
+            return True
+    return False
+
+
+def _parts(kind: str, value: Any) -> list[Any]:
+    """The expressions inside of one part."""
+    if kind.endswith("_REPEAT"):
+        return [value[2]]
+    if kind == "SUBPATTERN":
+        return [value[3]]
+    if kind == "BRANCH":
+        return list(value[1])
+    if kind == "GROUPREF_EXISTS":
+        return [part for part in value[1:] if part is not None]
+    return []
 
 
 def _required(parsed: Any) -> Literals:

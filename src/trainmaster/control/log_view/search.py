@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ LONGEST = 200  # characters of an expression
 SECONDS = 1.0  # of one search; it goes on where it stopped when it is asked again
 _GRACE_S = 20.0  # on a busy machine: what an expression may use is seconds of CPU, and grep.py limits them
 _PIECE = 1 << 20
+MOST_OF_ONE = 8  # searches of one caller, with those that wait
 MOST_AT_ONCE = 2  # searches of a server: each may keep a core busy for its seconds
 
 ERROR = r"\b(ERROR|CRITICAL|FATAL|Traceback|[A-Za-z.]{0,80}(Error|Exception):|Segmentation fault|NCCL WARN|Killed)"
@@ -44,6 +46,30 @@ class Found:
     fault: str | None = None  # why there was no search: a fault of the expression
 
 
+class Slots:
+    """Searches that may run at once: so many of a server, and one of each caller. The others wait."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(MOST_AT_ONCE)
+        self._own: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
+
+    def count(self, caller: str) -> int:
+        return self._waiting[caller]
+
+    @contextlib.asynccontextmanager
+    async def take(self, caller: str) -> AsyncIterator[None]:
+        own = self._own.setdefault(caller, asyncio.Lock())
+        self._waiting[caller] += 1
+        try:
+            async with own, self._all:
+                yield
+        finally:
+            self._waiting[caller] -= 1
+            if not self._waiting[caller]:
+                del self._waiting[caller], self._own[caller]
+
+
 async def search(
     db: Database,
     storage: Store,
@@ -51,23 +77,25 @@ async def search(
     attempt: AttemptRow,
     stream: str,
     *,
-    slots: asyncio.Semaphore,
+    slots: Slots,
+    caller: str,
     pattern: str,
+    also: str | None = None,
     ignore_case: bool = False,
     offset: int = 0,
     limit: int = 200,
     seconds: float = SECONDS,
 ) -> Found:
-    """Lines of a stream from an offset that an expression matches, for so many seconds at most.
-
-    `slots` are the searches that may run at once; the others wait.
-    """
+    """Lines of a stream from an offset that an expression matches, and `also` another, for so many seconds at most."""
     if len(pattern) > LONGEST:
         raise UsageError(f"an expression has {LONGEST} characters at most")
     path = _path(storage, job, attempt, stream) if logs.is_over(job, attempt) else None
     request = {"pattern": pattern, "ignore_case": ignore_case, "offset": offset, "limit": limit, "seconds": seconds,
-               "path": path}  # fmt: skip
-    async with slots:
+               "path": path, "also": also}  # fmt: skip
+    if slots.count(caller) >= MOST_OF_ONE:
+        text = f"{MOST_OF_ONE} searches of yours wait already; try again when they are over"
+        return Found(lines=(), next=None, fault=text)
+    async with slots.take(caller):
         program = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", str(Path(grep.__file__)), stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, limit=1 << 20, env={},

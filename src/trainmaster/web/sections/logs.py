@@ -52,6 +52,7 @@ class _Scene:
         self.streams: list[LogStream] = []
         self.away: str | None = None
         self.stream = ALL
+        self.caller = ""  # who searches
 
     def logs(self) -> list[Log]:
         assert self.attempt is not None
@@ -93,9 +94,8 @@ async def read(
     if scene.attempt is not None and scene.streams:
         try:
             if find or level:
-                found = await _search(
-                    scene, find[: log_search.LONGEST], case=case, level=level, skip=max(0, min(skip, 2**62))
-                )
+                scene.caller = who.name
+                found = await _search(scene, find, case=case, level=level, skip=max(0, min(skip, 2**62)))
             else:
                 window = await _window(scene, at, before)
         except (TargetError, StorageError) as error:
@@ -117,10 +117,12 @@ async def read(
 
 @router.get("/jobs/{uuid}/logs/first-error")
 async def first_error(
-    request: Request, row: dependencies.Job, db: dependencies.Db, attempt: int | None = None, stream: str = ""
-) -> Response:
+    *, request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.Viewer,
+    attempt: int | None = None, stream: str = "",
+) -> Response:  # fmt: skip
     """Redirect to the first line that looks like an error, in the chosen stream or in the first one that has any."""
     scene = await _open(request, db, row, attempt=attempt, stream=stream)
+    scene.caller = who.name
     if scene.attempt is not None:
         for log in scene.logs():
             found = await _grep(scene, log, log_search.ERROR, limit=1)
@@ -256,29 +258,35 @@ async def _window(scene: _Scene, at: int | None, before: int | None) -> Window:
 
 async def _search(scene: _Scene, pattern: str, *, case: bool, level: Level, skip: int) -> Found:
     """Lines that match; with a level and an expression, those that match both."""
+    if len(pattern) > log_search.LONGEST:
+        fault = f"an expression has {log_search.LONGEST} characters at most, and this one has {len(pattern)}"
+        return Found(lines=(), next=None, fault=fault)
     lines: list[LogLine] = []
     following: int | None = None
-    keep = re.compile(_LEVELS[level]) if level and pattern else None
-    for log in scene.logs():
+    all_logs = scene.logs()
+    for number, log in enumerate(all_logs):
         found = await _grep(
             scene, log, pattern or _LEVELS[level], limit=_MOST - len(lines), ignore_case=bool(pattern) and not case,
-            offset=skip if scene.stream != ALL else 0,
+            offset=skip if scene.stream != ALL else 0, also=_LEVELS[level] if level and pattern else None,
         )  # fmt: skip
         if found.fault:
             return found
-        lines += [line for line in found.lines if keep is None or keep.search(line.text[:4000])]
-        following = found.next
+        lines += found.lines
+        following = found.next if following is None else following
         if len(lines) >= _MOST:
+            if number + 1 < len(all_logs) and following is None:
+                following = 0  # of the logs that are left
             break
     return Found(lines=tuple(lines), next=following)
 
 
 async def _grep(
-    scene: _Scene, log: Log, pattern: str, *, limit: int, ignore_case: bool = False, offset: int = 0
-) -> Found:
+    scene: _Scene, log: Log, pattern: str, *, limit: int, ignore_case: bool = False, offset: int = 0,
+    also: str | None = None,
+) -> Found:  # fmt: skip
     return await log_search.search(
         log.db, log.storage, log.job, log.attempt, log.stream, slots=scene.request.app.state.searches,
-        pattern=pattern, ignore_case=ignore_case, offset=offset, limit=limit,
+        caller=scene.caller, pattern=pattern, ignore_case=ignore_case, offset=offset, limit=limit, also=also,
     )  # fmt: skip
 
 

@@ -13,10 +13,11 @@ from trainmaster.control.queueing import schedules, sets
 from trainmaster.core.config.cron import MOST_WAITING
 from trainmaster.core.config.sweep import parse_sweep
 from trainmaster.core.errors import UsageError
+from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages.sets import read, read_one
 from trainmaster.storage import open_store
-from trainmaster.store import jobs, workdirs
+from trainmaster.store import jobs, tokens, workdirs
 from trainmaster.store.capacity import schedules as store
 from trainmaster.store.capacity import sets as store_sets
 from trainmaster.store.capacity.sets import SetRow
@@ -289,6 +290,78 @@ def test_one_that_cannot_be_read_holds_up_no_other(db: Database, caplog: pytest.
         tick(db, first)
     assert list(begun(db)) == ["nightly-1"] and caplog.text.count("trying again") == 1
     assert note(db, bad) == "the schedule cannot go on: KeyError: 'spec'"
+
+
+def test_a_zone_that_is_gone_holds_up_no_other(db: Database) -> None:
+    bad, first = submit(db, name="bad")
+    submit(db)
+    with db.write() as conn:
+        stored = {"cron": "0 3 * * *", "timezone": "US/Pacific-New", "missed": "once", "overlap": "skip"}
+        conn.execute(store.t.schedules.update().where(store.t.schedules.c.set_id == bad.id).values(schedule=stored))
+    tick(db, first)
+    assert list(begun(db)) == ["nightly-1"] and "US/Pacific-New" in note(db, bad)
+    page = read_one(db, bad.id)
+    assert page is not None and page.set.schedule == "0 3 * * * US/Pacific-New"
+
+
+def test_a_clock_that_was_ahead_silences_no_schedule(db: Database) -> None:
+    row, first = submit(db)
+    tick(db, first + 365 * DAY)
+    end_all(db)
+    tick(db, first + HOUR / 2)
+    assert store.list_schedules(db, [row.id])[row.id].next_at == first + DAY
+    tick(db, first + DAY)
+    assert show(first + DAY) in begun(db).values()
+    # One server is a little ahead of another: what it has taken is not taken again.
+    for ahead in (timedelta(seconds=90), timedelta(minutes=59)):
+        quick, then = submit(db, name="quick", schedule={"cron": "* * * * *", "timezone": "UTC", "overlap": "queue"})
+        tick(db, then + ahead)
+        taken = store.list_schedules(db, [quick.id])[quick.id].next_at
+        tick(db, then)
+        schedules.pause(db, quick.id)
+        schedules.go_on(db, quick.id, now=then)
+        assert store.list_schedules(db, [quick.id])[quick.id].next_at == taken
+
+
+def test_nothing_begins_for_a_token_that_was_revoked(db: Database) -> None:
+    with db.write() as conn:
+        for name in ("mallory", "ann"):
+            tokens.issue(conn, name=name, role=Role.ADMIN, project=None, at=datetime.now(UTC))
+    document = {"name": "grid", "command": ["x"], "matrix": {"env.A": ["1", "2"]}, "parallel": 1}
+    of = {name: sets.submit_set(db, parse_sweep({**document, "name": name}), by=name) for name in ("mallory", "ann")}
+    timed = sets.submit_set(db, parse_sweep(DOCUMENT), by="mallory")
+    first = store.list_schedules(db, [timed.id])[timed.id].next_at
+    assert first is not None
+    tick(db, first - HOUR)
+    with db.write() as conn:
+        tokens.revoke(conn, "mallory", at=datetime.now(UTC))
+    end_all(db)
+    tick(db, first)
+    jobs_of = [row for row in (jobs.find_job(db, each) for each in jobs.list_ids(db)) if row is not None]
+    assert sorted(row.name for row in jobs_of) == ["ann-1", "ann-2", "mallory-1"]
+    for row in (of["mallory"], timed):
+        after = store_sets.find_set(db, row.id)
+        assert after is not None and "the token mallory is revoked" in after.message
+        sets.cancel(db, row.id)
+
+
+def test_a_set_that_cannot_go_on_holds_up_no_other(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"name": "bad", "command": ["x"], "matrix": {"env.A": ["1"]}}
+    bad = sets.submit_set(db, parse_sweep(document))
+    sets.submit_set(db, parse_sweep({**document, "name": "good"}))
+    find_spec = store_sets.find_spec
+
+    def find(db: Database, set_id: str, number: int) -> Any:
+        if set_id == bad.id:
+            raise KeyError("spec")
+        return find_spec(db, set_id, number)
+
+    monkeypatch.setattr(store_sets, "find_spec", find)
+    sets.advance(db)
+    (job,) = (jobs.find_job(db, each) for each in jobs.list_ids(db))
+    row = store_sets.find_set(db, bad.id)
+    assert job is not None and job.name == "good-1"
+    assert row is not None and row.message == "the set cannot go on: KeyError: 'spec'"
 
 
 def test_the_working_folder_of_what_begins_later_is_kept(db: Database, tmp_path: Any) -> None:

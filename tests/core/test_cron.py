@@ -36,7 +36,7 @@ def numbers(least: int, most: int) -> st.SearchStrategy[tuple[str, frozenset[int
     number = st.integers(least, most)
     single = number.map(lambda one: (str(one), frozenset({one})))
     every = st.just(("*", frozenset(range(least, most + 1))))
-    stepped = st.integers(1, 20).map(lambda n: (f"*/{n}", frozenset(range(least, most + 1, n))))
+    stepped = st.integers(1, min(20, most - least)).map(lambda n: (f"*/{n}", frozenset(range(least, most + 1, n))))
     ranged = st.tuples(number, number, st.integers(1, 9)).map(
         lambda part: (
             f"{min(part[:2])}-{max(part[:2])}/{part[2]}",
@@ -187,6 +187,8 @@ def test_rare_and_long_ones_are_quick_to_find() -> None:
         ({"cron": "*/0 3 * * *"}, "schedule.cron", "a step of 1 or more"),
         ({"cron": "5/10 3 * * *"}, "schedule.cron", "a step of 1 or more goes with"),
         ({"cron": "0,,1 3 * * *"}, "schedule.cron", "is none of"),
+        ({"cron": "*/90 * * * *"}, "schedule.cron", "minute: '*/90' has one time only, at 0"),
+        ({"cron": "0 3 * * *", "timezone": "localtime"}, "schedule.timezone", "no time zone"),
         ({"cron": "0 0 30 2 *"}, "schedule.cron", "never comes"),
         ({"cron": "0 3 * * *\n"}, "schedule.cron", ""),
         ({"cron": "0 3 * * *", "timezone": "Mars/Base"}, "schedule.timezone", "no time zone"),

@@ -209,7 +209,7 @@ def _line(row: SetRow, trials: Sequence[Trial], search: Search | None, timed: Sc
         best_value=best.value if best is not None else None,
         search=None if search is None else _describe(search),
         schedule=timed.schedule.text if timed is not None else None,
-        next_at=timed.next_at if timed is not None else None,
+        next_at=timed.next_at if timed is not None and not timed.paused else None,
         paused=timed is not None and timed.paused,
     )
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, RowMapping, insert, select, update
 
 from trainmaster.api.access import Token
+from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import RANK, Role
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
@@ -85,6 +86,27 @@ def is_live(db: Database, token_id: int) -> bool:
     with db.read() as conn:
         row = conn.execute(_OWNED.where(_TOKENS.id == token_id)).mappings().first()
     return row is not None and _is_good(row)
+
+
+def refuse_absent(conn: Connection, name: str | None, project: str) -> None:
+    """UsageError where whoever submitted something that begins only now could not submit it any more."""
+    if name is None:  # the command line on the home folder, or this machine
+        return
+    row = conn.execute(_OWNED.where(_TOKENS.name == name)).mappings().first()
+    if row is not None:
+        if not _is_good(row):
+            raise UsageError(
+                f"the token {name} is revoked or has ended, and nothing begins for it; submit the set again"
+            )
+        return
+    person = conn.execute(select(t.people).where(t.people.c.name == name)).mappings().first()
+    may = person is not None and any(
+        RANK[Role(role)] >= RANK[Role.USER] and where in (None, project) for role, where in person["grants"]
+    )
+    if person is None or not may or datetime.now(UTC) - person["signed_in_at"] >= PERSONAL:
+        raise UsageError(
+            f"{name} has not signed in for {PERSONAL.days} days or may not submit any more; submit the set again"
+        )
 
 
 def _is_good(row: RowMapping) -> bool:

@@ -6,9 +6,10 @@ At a time of its schedule a set gets new trials, in one transaction with the mov
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from trainmaster.control import failpoints
 from trainmaster.control.submit import LOCAL
@@ -16,17 +17,20 @@ from trainmaster.core.config.cron import MOST_WAITING, Schedule
 from trainmaster.core.errors import UsageError
 from trainmaster.store import audit
 from trainmaster.store.capacity import schedules, sets
-from trainmaster.store.capacity.schedules import DueRow
+from trainmaster.store.capacity.schedules import DueRow, ScheduleRow
 from trainmaster.store.database import Connection, Database
 
 TIME_VARIABLE = "TRAINMASTER_SCHEDULED_AT"  # of every run: the time that it stands for, with its offset
 COLUMN = "scheduled for"  # in the table of results; no variable of a matrix has a space in its name
+
+CLOCKS = timedelta(hours=1)  # by which the clocks of two servers may differ
 
 log = logging.getLogger(__name__)
 
 
 def begin_due(db: Database, *, now: datetime) -> None:
     """Begin the trials of every schedule whose time is reached. What goes wrong with one holds up no other."""
+    _put_back(db, now)
     for row in schedules.list_due(db, now):
         try:
             _begin(db, row, now)
@@ -49,6 +53,17 @@ def _begin(db: Database, row: DueRow, now: datetime) -> None:
             first = schedules.take_numbers(conn, row.set_id, len(begun) * len(row.trials))
             schedules.insert_trials(conn, row.set_id, list(_make_trials(row, begun, first)))
         schedules.set_note(conn, row.set_id, note)
+
+
+def _put_back(db: Database, now: datetime) -> None:
+    """Find the next time again of schedules that wait for one too far ahead: a clock was, and is right again."""
+    for row in schedules.list_ahead(db, now + CLOCKS):
+        with contextlib.suppress(Exception):  # of a schedule that cannot be read: `begin_due` says so at its time
+            latest = row.schedule.find_next(now + CLOCKS)
+            if latest is not None and row.next_at is not None and row.next_at > latest:
+                with db.write() as conn:
+                    schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=row.schedule.find_next(now))
+                log.warning("schedule of set %s waited for %s; a clock was ahead", row.set_id, row.next_at)
 
 
 def _choose(conn: Connection, row: DueRow, times: Sequence[datetime]) -> tuple[Sequence[datetime], str]:
@@ -96,11 +111,22 @@ def _change(db: Database, set_id: str, now: datetime | None, *, by: str) -> None
         raise UsageError(f"set {set_id} has no schedule: its runs begin once")
     with failpoints.around("commit pause"), db.write() as conn:
         # Locks the row of the schedule: a cancel that is being written is waited for, a later one comes after this.
-        schedules.set_next(conn, set_id, found.schedule.find_next(now) if now is not None else None, paused=now is None)
+        if now is None:
+            schedules.pause(conn, set_id)
+        else:
+            schedules.go_on(conn, set_id, _next_after(found, now))
         if sets.is_cancelled(conn, set_id):
             raise UsageError(f"set {set_id} is cancelled; submit it again")
         action = "set.pause" if now is None else "set.resume"
         audit.record(conn, who=by, action=action, subject=f"set:{set_id}")
+
+
+def _next_after(row: ScheduleRow, now: datetime) -> datetime | None:
+    """The next time of a schedule that goes on: none that was taken by a server whose clock is ahead of ours."""
+    next_at, latest = row.schedule.find_next(now), row.schedule.find_next(now + CLOCKS)
+    if next_at is None or latest is None or row.next_at is None or not next_at < row.next_at <= latest:
+        return next_at
+    return row.next_at
 
 
 def _show(schedule: Schedule, time: datetime) -> str:

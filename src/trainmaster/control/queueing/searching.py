@@ -23,7 +23,7 @@ from trainmaster.core.config.sweep import fill
 from trainmaster.core.errors import SpecError, TrainmasterError, UsageError
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
-from trainmaster.store import audit, events, jobs
+from trainmaster.store import audit, events, jobs, tokens
 from trainmaster.store.capacity import searches, sets
 from trainmaster.store.capacity.searches import SearchRow, SearchTrial
 from trainmaster.store.capacity.sets import SetRow
@@ -223,6 +223,7 @@ def _begin(
         return
 
     def mark(conn: Connection, job_id: str) -> None:
+        tokens.refuse_absent(conn, row.submitted_by, row.project)
         turn = _take(conn, row, found)
         searches.insert_trial(conn, row.id, number, values, turn=turn, job_id=job_id, spec=spec, word=found.word)
         if sets.find_word(conn, job_id) != found.word:

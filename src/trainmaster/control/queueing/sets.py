@@ -28,7 +28,7 @@ from trainmaster.core.secret.shapes import recognise
 from trainmaster.store import audit, jobs, tokens
 from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
-from trainmaster.store.database import Connection, Database
+from trainmaster.store.database import Connection, Database, is_unavailable
 from trainmaster.targets import Target
 
 log = logging.getLogger(__name__)
@@ -88,19 +88,32 @@ def _insert_schedule(
 def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> None:
     """Begin the trials whose turn it is, and cancel the jobs of sets that are cancelled."""
     for row in sets.list_unfinished(db):
-        trials = sets.list_trials(db, row.id)
-        if row.cancel_at is not None:
-            _cancel_jobs(db, trials)
-        if searches.find_search(db, row.id) is not None:
-            _search(db, row, load)
-            continue
-        if row.cancel_at is not None:
-            _end(db, row)
-            continue
-        waiting = [trial for trial in trials if trial.job_id is None]
-        room = row.parallel - sum(trial.open is True for trial in trials)
-        if all(_begin(db, row, trial, load) for trial in waiting[: max(room, 0)]) and len(waiting) <= room:
-            _end(db, row)
+        try:
+            _advance(db, row, load)
+        except Exception as error:  # what goes wrong with one holds up no other
+            if is_unavailable(error):
+                raise
+            text = f"the set cannot go on: {type(error).__name__}: {error}"[:500]
+            if text != row.message:  # once, and not at every tick
+                log.exception("set %s; trying again", row.id)
+            with db.write() as conn:
+                sets.set_message(conn, row.id, text)
+
+
+def _advance(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
+    trials = sets.list_trials(db, row.id)
+    if row.cancel_at is not None:
+        _cancel_jobs(db, trials)
+    if searches.find_search(db, row.id) is not None:
+        searching.advance(db, row, load=load)
+        return
+    if row.cancel_at is not None:
+        _end(db, row)
+        return
+    waiting = [trial for trial in trials if trial.job_id is None]
+    room = row.parallel - sum(trial.open is True for trial in trials)
+    if all(_begin(db, row, trial, load) for trial in waiting[: max(room, 0)]) and len(waiting) <= room:
+        _end(db, row)
 
 
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
@@ -120,6 +133,7 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
     """Make the job of a trial; False where it cannot begin now, and the set says why."""
 
     def mark(conn: Connection, job_id: str) -> None:
+        tokens.refuse_absent(conn, row.submitted_by, row.project)
         if not sets.take_trial(conn, row.id, trial.number, job_id):
             raise _NotNow(f"trial {trial.number} of {row.name} has begun, or its set was cancelled")
         if trial.word is not None and sets.find_word(conn, job_id) != trial.word:
@@ -139,18 +153,6 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
             sets.set_message(conn, row.id, f"trial {trial.number} cannot begin: {refused}")
         return False
     return True
-
-
-def _search(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
-    """Advance a search. What goes wrong with one holds up no other set."""
-    try:
-        searching.advance(db, row, load=load)
-    except Exception as error:
-        text = f"the search cannot go on: {type(error).__name__}: {error}"[:500]
-        if text != row.message:  # once, and not at every tick
-            log.exception("search %s; trying again", row.id)
-        with db.write() as conn:
-            sets.set_message(conn, row.id, text)
 
 
 def _cancel_jobs(db: Database, trials: list[TrialRow]) -> None:

@@ -95,6 +95,10 @@ def _parse_field(word: str, name: str, least: int, most: int, names: dict[str, i
         low, high, step = (match[key] for key in ("low", "high", "step"))
         if step is not None and (int(step) == 0 or (low is not None and high is None)):
             raise ValueError(f"{name}: {part!r}: a step of 1 or more goes with * or with a range, as {least}-{most}/5")
+        if step is not None and low is None and int(step) > most - least:
+            raise ValueError(
+                f"{name}: {part!r} has one time only, at {least}: write {least}, or a step up to {most - least}"
+            )
         first = least if low is None else _number(low, name, least, most, names)
         last = most if low is None else first if high is None else _number(high, name, least, most, names)
         if last == 0 < first and name == _FIELDS[4][0]:  # fri-sun
@@ -204,5 +208,5 @@ def _comes(cron: Cron) -> bool:
 
 @functools.cache
 def list_zones() -> frozenset[str]:
-    """Every zone of this machine; reading them walks a folder, and a spec is rebuilt with every row."""
-    return frozenset(zoneinfo.available_timezones())
+    """Every zone that has one name everywhere; reading them walks a folder, and a spec is rebuilt with every row."""
+    return frozenset(zoneinfo.available_timezones() - {"localtime", "posixrules", "Factory"})

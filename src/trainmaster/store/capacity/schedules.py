@@ -8,14 +8,14 @@ Rows are locked in one order: the schedule, then its set.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
 from trainmaster.core.config.cron import Schedule
-from trainmaster.core.schema import build, to_plain
+from trainmaster.core.schema import to_plain
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
@@ -29,7 +29,7 @@ class ScheduleRow:
 
     set_id: str
     schedule: Schedule
-    next_at: datetime | None
+    next_at: datetime | None  # of one that is paused: the next one when it was
     paused: bool
     note: str
 
@@ -66,21 +66,41 @@ def list_due(db: Database, now: datetime) -> list[DueRow]:
     columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials)
     query = select(*columns).join(t.job_sets, _SETS.id == _S.set_id)
     with db.read() as conn:
-        rows = conn.execute(query.where(_S.next_at <= now).order_by(_S.next_at)).mappings().all()
-    return [DueRow(**{**row, "schedule": build(Schedule, row["schedule"])}) for row in rows]
+        due = query.where(_S.next_at <= now, _S.paused.is_(False))
+        rows = conn.execute(due.order_by(_S.next_at)).mappings().all()
+    return [DueRow(**{**row, "schedule": _read(row["schedule"])}) for row in rows]
+
+
+def list_ahead(db: Database, after: datetime) -> list[ScheduleRow]:
+    """Schedules that go on, and whose next time is later than this one."""
+    with db.read() as conn:
+        rows = conn.execute(_ROWS.where(_S.next_at > after, _S.paused.is_(False))).mappings().all()
+    return [_row(row) for row in rows]
 
 
 def list_schedules(db: Database, set_ids: Sequence[str]) -> dict[str, ScheduleRow]:
     """Those of these sets that have a schedule."""
-    query = select(_S.set_id, _S.schedule, _S.next_at, _S.paused, _S.note).where(_S.set_id.in_(list(set_ids)))
     with db.read() as conn:
-        rows = conn.execute(query).mappings().all()
-    return {row["set_id"]: ScheduleRow(**{**row, "schedule": build(Schedule, row["schedule"])}) for row in rows}
+        rows = conn.execute(_ROWS.where(_S.set_id.in_(list(set_ids)))).mappings().all()
+    return {row["set_id"]: _row(row) for row in rows}
+
+
+_ROWS = select(_S.set_id, _S.schedule, _S.next_at, _S.paused, _S.note)
+
+
+def _row(row: RowMapping) -> ScheduleRow:
+    return ScheduleRow(**{**row, "schedule": _read(row["schedule"])})
+
+
+def _read(stored: Mapping[str, Any]) -> Schedule:
+    """A schedule as it was submitted. It is not judged again: this machine may not have a zone that another had, and
+    one such row must not hide all others."""
+    return Schedule(**{field.name: stored[field.name] for field in fields(Schedule) if field.name in stored})
 
 
 def take_time(conn: Connection, set_id: str, *, seen: datetime, next_at: datetime | None) -> bool:
     """Move on from the time that was seen; False where somebody has taken it, or it was paused or cancelled."""
-    mine = (_S.set_id == set_id, _S.next_at == seen)
+    mine = (_S.set_id == set_id, _S.next_at == seen, _S.paused.is_(False))
     return conn.execute(update(t.schedules).where(*mine).values(next_at=next_at)).rowcount == 1
 
 
@@ -114,9 +134,12 @@ def set_note(conn: Connection, set_id: str, note: str) -> None:
     conn.execute(update(t.schedules).where(_S.set_id == set_id, _S.note != note).values(note=note))
 
 
-def set_next(conn: Connection, set_id: str, next_at: datetime | None, *, paused: bool) -> None:
-    """Pause it, or let it go on with this time."""
-    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(next_at=next_at, paused=paused))
+def pause(conn: Connection, set_id: str) -> None:
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(paused=True))
+
+
+def go_on(conn: Connection, set_id: str, next_at: datetime | None) -> None:
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(next_at=next_at, paused=False))
 
 
 def end(conn: Connection, set_id: str) -> None:

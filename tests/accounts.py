@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import re
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -26,7 +27,8 @@ def accounts(*names: str, shell: str = "/bin/sh", home: bool = True) -> Iterator
     _remove_left()
     folder = Path(tempfile.mkdtemp(prefix="trainmaster-", dir="/var/tmp"))
     folder.chmod(0o755)
-    made = [f"tmt-{os.getpid()}-{name}" for name in names]
+    own = secrets.token_hex(2)  # a killed run may have left accounts of a process with our number
+    made = [f"tmt-{os.getpid()}-{own}{name}" for name in names]
     try:
         for name in made:
             place = ["--create-home", "--home-dir", f"{folder}/{name}"] if home else ["--home-dir", "/nonexistent"]

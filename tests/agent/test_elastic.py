@@ -279,6 +279,8 @@ def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node:
         return [item["data"] for item in node.events() if (item["phase"], item["event"]) == (phase, event)]
 
     (begun,), (survived,), (done,) = (named("RECOVERY", event) for event in ("start", "survived", "done"))
+    back = f"2 of 2 groups train again, after step {done['step'] - 1}"
+    assert any(back in (node.folder / f"rank-{rank}.log").read_text() for rank in (2, 3)), "said by the lead"
     assert (begun["how"], begun["rank"], begun["reason"]) == ("group", 1, "crashed")
     assert (survived["groups"], survived["of"], survived["step"]) == (1, 2, 7)
     assert set(survived["parts"]) == {"seen", "meet", "copy", "step"}

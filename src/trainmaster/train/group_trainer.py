@@ -212,10 +212,12 @@ class GroupTrainer(Trainer):
             self.together(partial(self.copy_state, source))
             if steps[info.group] != newest and newest != NOTHING:
                 self.resumed_from, self.resumed_tier = self.state.step, "peer"
-        self.is_whole, self.view = True, view
+        before, self.is_whole, self.view = self.view, True, view
         self.passes = self.division.passes(self.division.share(list(view.members), info.group), info.rank)
         self.feed.divide(self.passes)
         self.take_lead(view)
+        if before is not None and len(view.members) > len(before.members) and self.leads and info.rank == 0:
+            self.run_log.line(f"{len(view.members)} of {info.groups} groups train again, after step {self.state.step}")
         if view.lost_at is not None:
             self.failed_at = self.failed_at or view.lost_at
             self.parts["seen"] = max(0.0, began - self.failed_at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,8 @@ from trainmaster.store.capacity.sets import SetRow
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from trainmaster.store.workdirs import WorkdirRow
+
+from .driving import driven, wait
 
 pytestmark = pytest.mark.both_databases
 
@@ -48,6 +51,7 @@ def submit(db: Database, **more: Any) -> tuple[SetRow, datetime]:
 
 
 def tick(db: Database, now: datetime) -> None:
+    schedules.put_back(db, now=now)
     schedules.begin_due(db, now=now)
     sets.advance(db)
 
@@ -321,6 +325,14 @@ def test_a_clock_that_was_ahead_silences_no_schedule(db: Database) -> None:
         schedules.pause(db, quick.id)
         schedules.go_on(db, quick.id, now=then)
         assert store.list_schedules(db, [quick.id])[quick.id].next_at == taken
+
+
+def test_a_server_looks_for_times_too_far_ahead(db: Database, tmp_path: Path) -> None:
+    row, first = submit(db)
+    with db.write() as conn:
+        store.go_on(conn, row.id, first + 365 * DAY)
+    with driven(db, tmp_path, open_store(tmp_path / "storage")):
+        wait(lambda: store.list_schedules(db, [row.id])[row.id].next_at == first)
 
 
 def test_nothing_begins_for_a_token_that_was_revoked(db: Database) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -41,6 +42,7 @@ from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Target
 
+_AHEAD_S = 60.0  # between two looks for schedules that wait for a time too far ahead
 STORAGE_FOLDER = "storage"  # of the home, where a server is given no other storage
 _AT_ONCE = 64  # jobs that are worked on at the same time
 _SLICE = 20  # glances begun at once: a thousand in a row would block requests to the server
@@ -216,8 +218,12 @@ async def _sweep_rented(context: Context) -> None:
 
 async def _advance_sets(context: Context, tick_s: float) -> None:
     """Begin the next trials of sets, and those whose time is reached. Never raises."""
+    looked = -math.inf
     while True:
         try:
+            if time.monotonic() - looked > _AHEAD_S:
+                await asyncio.to_thread(schedules.put_back, context.db, now=context.now())
+                looked = time.monotonic()
             await asyncio.to_thread(schedules.begin_due, context.db, now=context.now())
             await asyncio.to_thread(sets.advance, context.db, load=context.load)
         except Exception as error:

@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 def begin_due(db: Database, *, now: datetime) -> None:
     """Begin the trials of every schedule whose time is reached. What goes wrong with one holds up no other."""
-    _put_back(db, now)
     for row in schedules.list_due(db, now):
         try:
             _begin(db, row, now)
@@ -55,10 +54,10 @@ def _begin(db: Database, row: DueRow, now: datetime) -> None:
         schedules.set_note(conn, row.set_id, note)
 
 
-def _put_back(db: Database, now: datetime) -> None:
+def put_back(db: Database, *, now: datetime) -> None:
     """Find the next time again of schedules that wait for one too far ahead: a clock was, and is right again."""
     for row in schedules.list_ahead(db, now + CLOCKS):
-        with contextlib.suppress(Exception):  # of a schedule that cannot be read: `begin_due` says so at its time
+        with contextlib.suppress(ValueError, KeyError):  # no such zone here: `begin_due` says so at its time
             latest = row.schedule.find_next(now + CLOCKS)
             if latest is not None and row.next_at is not None and row.next_at > latest:
                 with db.write() as conn:

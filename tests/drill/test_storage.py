@@ -118,6 +118,23 @@ def test_a_sync_of_all_is_no_loss(sync: str, tmp_path: Path) -> None:
     assert bool(left.unseen) == (sync != "os.sync()"), "whether the command has done it is not seen"
 
 
+def test_a_file_that_is_synced_when_the_journal_is_full_is_no_loss(tmp_path: Path) -> None:
+    text = """
+import os, trainmaster_disk
+trainmaster_disk._MOST_LINES = 3
+for number in range(5):
+    with open(f"{number}.pt", "wb") as file:
+        file.write(b"x" * 500)
+        file.flush()
+        os.fsync(file.fileno())
+"""
+    _, hit = run_python(text, tmp_path, "power")
+    paths = [tmp_path / f"checkpoints/{number}.pt" for number in range(5)]
+    left = storage.cut(hit, paths, tmp_path)
+    assert left.lost == () and left.unseen, "what was not noted is not known"
+    assert [path.stat().st_size for path in paths] == [500] * 5
+
+
 def test_a_full_disk_stops_every_file_and_not_what_is_printed(tmp_path: Path) -> None:
     text = """
 import os, trainmaster_disk

@@ -106,9 +106,11 @@ def _opened(path: str) -> None:
 
 
 def _note(line: dict[str, Any]) -> None:
-    if _disk.lines >= _MOST_LINES:
+    if _disk.lines > _MOST_LINES:
         return
     _disk.lines += 1
+    if _disk.lines > _MOST_LINES:
+        line = {"k": "doubt"}  # what follows is not noted: a file that is fsynced later must not count as lost
     if line["k"] in ("rename", "link"):
         _disk.opened.clear()  # a file that is opened next by one of these names is another one
     path = os.path.join(str(_disk.folder), f"disk-{os.getpid()}.log")  # noqa: PTH118
@@ -133,8 +135,12 @@ def _watch_syncs() -> None:
 def _noting(sync: Callable[[Any], None]) -> Callable[[Any], None]:
     def sync_and_note(fd: Any) -> None:
         sync(fd)
-        with contextlib.suppress(Exception):
-            facts = os.fstat(fd if isinstance(fd, int) else fd.fileno())
+        with contextlib.suppress(OSError):  # the journal cannot be written: the disk of the drill itself is full
+            try:
+                facts = os.fstat(fd if isinstance(fd, int) else fd.fileno())
+            except Exception:  # synced all the same, and not known what
+                _note({"k": "doubt"})
+                return
             _note({"k": "sync", "file": facts.st_ino, "size": facts.st_size, "at": facts.st_mtime_ns})
 
     return sync_and_note

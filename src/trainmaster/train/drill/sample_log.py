@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,17 +90,8 @@ def read(folder: Path) -> dict[int, dict[int, str]]:
     A step whose last line was cut off by a kill was not finished either, and counts for nothing.
     """
     steps: dict[int, dict[int, str]] = {}
-    for path in sorted(folder.glob("rank-*.jsonl")):
-        for text in path.read_text().splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            samples = steps.setdefault(line["step"], {})
-            for offset, digest in enumerate(line["rows"]):
-                number = line["first"] + offset
-                # Two ranks that both took it would hide each other in a mapping.
-                samples[number] = f"{samples[number]}+{digest}" if number in samples else digest
+    for line in _lines(folder.glob("rank-*.jsonl")):
+        _add(steps.setdefault(line["step"], {}), line)
     return {step: dict(sorted(samples.items())) for step, samples in sorted(steps.items())}
 
 
@@ -112,16 +103,26 @@ def read_groups(folder: Path) -> dict[tuple[int, int], dict[int, str]]:
     """
     sums: dict[tuple[int, int], dict[int, str]] = {}
     made: set[tuple[int, int]] = set()
-    for path in sorted(folder.rglob("rank-*.jsonl")):
+    for line in _lines(folder.rglob("rank-*.jsonl")):
+        key = line["step"], line["epoch"]
+        if line.get("made"):
+            made.add(key)
+        else:
+            _add(sums.setdefault(key, {}), line)
+    return {key: sums.get(key, {}) for key in sorted(made)}
+
+
+def _lines(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Every whole line of these files; a kill may cut off the last one."""
+    for path in sorted(paths):
         for text in path.read_text().splitlines():
             try:
-                line = json.loads(text)
+                yield json.loads(text)
             except ValueError:
                 continue
-            key = line["step"], line["epoch"]
-            if line.get("made"):
-                made.add(key)
-            for number, digest in enumerate(line.get("rows", ()), start=line["first"] if "rows" in line else 0):
-                samples = sums.setdefault(key, {})
-                samples[number] = f"{samples[number]}+{digest}" if number in samples else digest
-    return {key: sums.get(key, {}) for key in sorted(made)}
+
+
+def _add(samples: dict[int, str], line: Mapping[str, Any]) -> None:
+    for number, digest in enumerate(line["rows"], start=line["first"]):
+        # Two ranks that both took it would hide each other in a mapping.
+        samples[number] = f"{samples[number]}+{digest}" if number in samples else digest

@@ -234,7 +234,6 @@ def test_the_step_of_an_epoch_is_known_when_all_have_come(tmp_path: Path) -> Non
         ({}, {"processes_per_node": 3}, "2 does not divide 3 ranks; use 1"),
         ({}, {"nodes": 2, "processes_per_node": 1}, "groups are ranks of one node so far, and the job has 2"),
         ({"recovery": {"groups": 2, "in_place": False}}, {}, "come back in the same attempt"),
-        ({"device": "cuda"}, {}, "for the CPU so far"),
         ({"parallel": {"sharding": "hybrid"}}, {}, "a copy of its own already"),
         ({"checkpoint": {"memory": {"use": "on"}}}, {}, "groups save to disk and remote only"),
     ],

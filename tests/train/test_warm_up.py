@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
+from trainmaster.core.config import presets
+from trainmaster.core.config.train import ModelConfig, ParallelConfig
+from trainmaster.core.schema import build
+from trainmaster.models import family
 from trainmaster.train import warm_up
 from trainmaster.train.checkpoint import read
 from trainmaster.train.compute import forward_backward
@@ -81,3 +86,28 @@ def test_a_run_that_does_not_compile_has_no_pass_of_its_own(
     run_here(tmp_path, config, stop=StopAfter(2))
     run_here(tmp_path, config)
     assert passes == []
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute"),
+    [("tiny-llama", "ops"), *((name, "none") for name in presets.names() if name.startswith("tiny-"))],
+)
+def test_the_compilers_cache_takes_every_graph(name: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph with a call that torch's cache does not know is traced and optimised again at every start."""
+    seen: list[Any] = []
+
+    def look(graph: Any, inputs: Any) -> Any:
+        seen.append(graph)
+        check_cacheable(graph)  # raises, with the call
+        return graph
+
+    monkeypatch.setattr(blocks, "BACKEND", look)
+    torch._dynamo.reset()
+    model = family.build(build(ModelConfig, {"preset": name}), max_tokens=32)
+    model.init_weights(0)
+    parallel = build(ParallelConfig, {"compile": "on", "recompute": recompute})
+    blocks.recompute(model, parallel)
+    blocks.compile_blocks(model, parallel, torch.device("cpu"))
+    tokens = torch.arange(32).view(1, 32)
+    model(tokens, targets=tokens).backward()
+    assert seen

@@ -6,6 +6,8 @@ of it for flex_attention, which skips what is hidden, or a whole one of true and
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its name everywhere)
 from torch import Tensor
@@ -21,6 +23,17 @@ _ORDER = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+_CHOSEN = ExitStack()
+
+
+def choose_kernels() -> None:
+    """Set the order of the kernels for the whole process, which compiled blocks need.
+
+    Inside of a block the choice would be a part of its graph, one that torch's cache of compiled graphs does not know:
+    every start would trace and optimise the block again.
+    """
+    _CHOSEN.close()
+    _CHOSEN.enter_context(sdpa_kernel(_ORDER, set_priority=True))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
@@ -31,7 +44,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         assert isinstance(mixed, Tensor)
         return mixed
     # Here and not around the model: a block that is computed again in the backward pass must choose the same kernel.
-    with sdpa_kernel(_ORDER, set_priority=True):
+    with nullcontext() if torch.compiler.is_compiling() else sdpa_kernel(_ORDER, set_priority=True):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )

@@ -168,15 +168,13 @@ def train(
     flight_recorder.prepare()
     folder = Path(config.checkpoint.folder or environ.get(CHECKPOINTS_VARIABLE) or "checkpoints").absolute()
     device = shard.pick_device(config.device, rank_info)
+    if config.deterministic and device.type == "cuda":
+        shard.use_one_order()
     shard.use_device(device, rank_info)
     times.done("device")
     config = with_time_limit(config, environ)
     if fault := find_absurd(config, rank_info, device_bytes=shard.memory_of(device), host_bytes=shard.memory_of_host()):
         raise SpecError([fault])
-    if rank_info.groups > 1 and device.type != "cpu":
-        raise UsageError(
-            "train.recovery.groups: replica groups are for the CPU so far; leave it out, or set device: cpu"
-        )
     watchdog = Watchdog(rank_info, stop=stop, run_log=run_log, timeout_s=config.timeouts.step_s)
     with launcher.waiting_for_peers() if rank_info.world_size > 1 else nullcontext():
         world = shard.join(rank_info, device, timeout_s=config.timeouts.first_step_s)

@@ -50,6 +50,7 @@ _COMPILER = (
     "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.pad_mm",
     "torch.export._trace",
+    "torch.distributed.tensor.experimental._attention",
 )
 _DRIVER = Path("/dev/nvidiactl")
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -94,6 +95,9 @@ def import_all(config: str) -> None:
                 importlib.import_module(name)
             except ImportError as error:
                 sys.stderr.write(f"{name} is not imported ahead: {error}\n")
+        if "torch._inductor.codecache" in sys.modules:
+            with contextlib.suppress(Exception):  # a hash of torch's own files that the compiler's cache asks for
+                sys.modules["torch._inductor.codecache"].torch_key()
 
 
 @contextlib.contextmanager

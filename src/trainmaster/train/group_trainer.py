@@ -47,7 +47,7 @@ class GroupTrainer(Trainer):
         step_s = max(limits.first_step_s, limits.step_s)
         self.between = Between(self.quorum, info, step_s=step_s, copy_s=max(step_s, limits.load_s))
         self.division = Division.of(self.config, info)
-        self.feed.stopping = False  # the groups stop together, after a step
+        self.feed.stopping = self.runs_ahead = False  # the groups stop together, after a step that is accounted for
         self.view: View | None = None
         self.epoch = 0
         self.is_whole = False  # whether this group has a state that counts
@@ -123,13 +123,13 @@ class GroupTrainer(Trainer):
         gradients = [_local(weight.grad) for weight in self.model.parameters() if weight.grad is not None]
         newest = self.quorum.read().epoch if info.rank == 0 else view.epoch
         words = torch.tensor([float(loss), self.stop.asked() is not None, newest > view.epoch])
-        flat = torch.cat([*(part.detach().float().flatten() for part in gradients), words])
+        flat = torch.cat([*(part.detach().float().flatten() for part in gradients), words.to(self.world.device)]).cpu()
         stop, newer = self.together(partial(self.between.add, flat), lambda: (flat[-2] > 0, flat[-1] > 0))
         self.feed.stopping, self.regroups = stop, newer
         for part, total in zip(gradients, torch.split(flat[:-3], [part.numel() for part in gradients]), strict=True):
             part.copy_(total.view_as(part))
         self.sample_log.note_made(step=state.step + 1, epoch=view.epoch)
-        return flat[-3].clone()
+        return flat[-3].to(self.world.device, copy=True)
 
     def add_over_groups(self, total: Tensor) -> None:
         self.together(partial(self.between.add, total))
@@ -274,7 +274,8 @@ class GroupTrainer(Trainer):
         for weight in self.model.parameters():
             if not self.optimizer.state[weight]:  # as AdamW begins it, at the first update
                 zeros = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[weight] = {"step": torch.zeros((), dtype=torch.float32), **zeros}
+                step = torch.zeros((), dtype=torch.float32, device=self.world.device)
+                self.optimizer.state[weight] = {"step": step, **zeros}
             found += [_local(value) for _, value in sorted(self.optimizer.state[weight].items())]
         return found
 

@@ -127,7 +127,7 @@ class Trainer:
         self.flight: StepInFlight | None = None
         self.resumed_from: int | None = None
         self.resumed_tier: str | None = None
-        self.first_step_done = False
+        self.first_step_done, self.runs_ahead = False, world.device.type != "cpu"
         self.started = time.perf_counter()
         self.compiled_before_s = count_compile_s()  # by another run of this process
         self.feed = Feed(config, world, stop=stop, run_log=run_log)
@@ -266,7 +266,7 @@ class Trainer:
         self.state = state.after_step(samples=config.batch_sequences)
         if not self.account_for_step():
             self.flight = started
-        if self.world.device.type == "cpu":
+        if not self.runs_ahead:
             self.account_for_step()  # nothing is under way there: it would only be counted with the next step's time
 
     def compute(self, batches: Sequence[Batch]) -> torch.Tensor:

@@ -29,7 +29,8 @@ class RecoveryConfig:
         ge=1,
         le=64,
         doc="replica groups: each has the weights once, sharded over its ranks. While one that has lost a rank is "
-        "started again, the others go on with its part of every batch. On the CPU of one node",
+        "started again, the others go on with its part of every batch. On one node; what goes between the groups goes "
+        "through its memory",
     )
 
     def faults(self) -> Iterator[Fault]:

@@ -247,6 +247,11 @@ class TrainConfig:
     seed: int = field(default=0, ge=0, doc="seed of the initial weights; data has its own")
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", doc="auto takes a GPU where there is one")
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", doc="of the computation; auto: bf16 on a GPU")
+    deterministic: bool = field(
+        default=False,
+        doc="the same bits from every run on the same kind and number of GPUs: only kernels that add in one order, "
+        "which are slower. On a CPU it is so anyway",
+    )
     master: Literal["fp32", "bf16"] = field(default="fp32", doc="type of weights and optimizer states")
     log_every_steps: int = field(default=1, ge=1, doc="steps between STEP metrics events")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = field(
@@ -287,8 +292,6 @@ class TrainConfig:
     def _group_faults(self) -> Iterator[Fault]:
         """What cannot be had together with replica groups."""
         path = "recovery.groups"
-        if self.device == "cuda":
-            yield Fault(path=path, message="replica groups are for the CPU so far; leave it out on GPUs")
         if self.parallel.sharding == "hybrid":
             message = "each group has a copy of its own already; leave out this, or parallel.sharding: hybrid"
             yield Fault(path=path, message=message)

@@ -1,8 +1,8 @@
 """Collectives between replica groups: a process group of one epoch, made by hand and thrown away with it.
 
 A rank talks to those of the same number in the other groups. Every wait ends at once when a member is lost, as the
-agent or a peer says: whoever waits for a third need not be connected to the one that died. What goes between the groups
-is on the CPU, over gloo.
+agent or a peer says: whoever waits for a third need not be connected to the one that died. It goes over gloo; what is
+on a GPU is copied to the host for it and back.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Between:
             return
         options = dist.AllreduceOptions()
         options.timeout = timedelta(seconds=self._step_s)
-        self._do(lambda: self._group.allreduce([tensor], options))
+        host = tensor.cpu()  # itself, where it is there
+        self._do(lambda: self._group.allreduce([host], options))
+        if host is not tensor:
+            tensor.copy_(host)
 
     def copy(self, tensor: Tensor, *, source: int) -> None:
         """Take over the tensor of one group, in place."""
@@ -80,7 +83,11 @@ class Between:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = self._members.index(source), 0
         options.timeout = timedelta(seconds=self._copy_s)
-        self._do(lambda: self._group.broadcast([tensor], options))
+        host = tensor.detach().cpu().contiguous()
+        octets = host.flatten().view(torch.uint8)  # gloo does not know every type
+        self._do(lambda: self._group.broadcast([octets], options))
+        if host.data_ptr() != tensor.data_ptr():
+            tensor.copy_(host)
 
     def copy_bytes(self, data: bytes, *, source: int) -> bytes:
         """The bytes of one group."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from trainmaster.core.config.parallel import ParallelConfig
+from trainmaster.models.attend import choose_kernels
 from trainmaster.models.decoder import Decoder
 
 BACKEND = "inductor"
@@ -47,6 +48,7 @@ def compile_blocks(model: Decoder, parallel: ParallelConfig, device: torch.devic
     """Compile each block: one graph serves all of them, so that it is made once."""
     if not compiles(parallel, device):
         return
+    choose_kernels()
     model.judge = _compiled(model.judge)
     whole = True
     for block in model.blocks:

@@ -50,6 +50,9 @@ def pick_device(word: str, rank_info: RankInfo) -> torch.device:
     count = torch.cuda.device_count()
     if word == "cpu" or (word == "auto" and count == 0):
         return torch.device("cpu")
+    if rank_info.groups > 1 and rank_info.world_size <= count:
+        # A group's ranks have a GPU each; groups share one where there are not enough.
+        return torch.device("cuda", rank_info.number % count)
     if rank_info.local_rank >= count:
         raise UsageError(
             f"device: rank {rank_info.rank} needs GPU {rank_info.local_rank}, and this node shows {count}; "
@@ -74,6 +77,18 @@ def pick_precision(config: TrainConfig, device: torch.device) -> Precision:
     if config.precision == "auto":
         return "bf16" if device.type == "cuda" or config.master == "bf16" else "fp32"
     return config.precision
+
+
+def use_one_order() -> None:
+    """Only kernels that add in one order, in torch, cuBLAS and the compiler. Before CUDA starts."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what was not written
+    torch.backends.cudnn.benchmark = False
+    with contextlib.suppress(ImportError, AttributeError):  # the compiler must not choose by time how to add
+        from torch._inductor import config
+
+        config.deterministic = True
 
 
 def use_device(device: torch.device, rank_info: RankInfo) -> None:

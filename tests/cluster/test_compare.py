@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from trainmaster.checks.fabric import nccl_env
 from trainmaster.cluster.health import compare as _cluster
 from trainmaster.cluster.health import diff
+from trainmaster.core.expect import Expect
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
 from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip
 
@@ -317,3 +319,32 @@ def test_a_silent_node_is_one_change() -> None:
     down = ClusterHealth(asked=("n1",), nodes=(), silent=(silent,), cluster=())
     assert [(change.kind, change.check) for change in diff.compare(up, down)] == [("new", "answer")]
     assert [(change.kind, change.check) for change in diff.compare(down, up)] == [("gone", "answer")]
+
+
+def nccl_node(name: str, **settings: str) -> NodeHealth:
+    """A node of two GPUs with these variables, judged by the check itself."""
+    set_here = {
+        variable: nccl_env.Setting(value=value, where="the environment") for variable, value in settings.items()
+    }
+    setup = nccl_env.NcclSetup(settings=set_here, gpus=2, ports=("mlx5_0:1",), efa=0, topology=False)
+    return node(name, ("nccl_env", nccl_env.judge(setup, Expect())))
+
+
+@pytest.mark.parametrize(
+    ("one", "others", "says"),
+    [
+        ({"NCCL_IB_DISABLE": "1"}, {}, "NCCL_IB_DISABLE=1"),  # harmful on its node too
+        ({"NCCL_DEBUG": "INFO", "NCCL_NET": "IB"}, {"NCCL_DEBUG": "INFO"}, "NCCL_DEBUG=INFO, NCCL_NET=IB"),
+        ({}, {"NCCL_IB_HCA": "mlx5"}, "none set"),
+        ({"NCCL_ALGO": "Ring", "NCCL_PROTO": "LL"}, {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}, "NCCL_PROTO=LL"),
+    ],
+)
+def test_variables_of_nccl_that_differ_are_named_with_their_node(
+    one: dict[str, str], others: dict[str, str], says: str
+) -> None:
+    (finding,) = compare([nccl_node("n0", **one), *(nccl_node(f"n{i}", **others) for i in range(1, 4))])["drift"]
+    assert (finding.verdict, finding.device) == (Verdict.WARN, "n0")
+    assert says in finding.reason
+    assert finding.action == "set the variables of NCCL of this node as on the others"
+    (equal,) = compare([nccl_node(f"n{i}", **one) for i in range(4)])["drift"]
+    assert equal.verdict is Verdict.PASS

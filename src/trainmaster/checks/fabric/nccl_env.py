@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainmaster.checks import system_files
+from trainmaster.checks.comparison import setting
 from trainmaster.checks.fabric import _rdma_devices
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
@@ -19,7 +20,8 @@ from trainmaster.node.host import Host
 LEVEL = 1
 GPU = False
 EXPECTS = ()
-COMPARES = ()
+# Ranks whose settings differ may choose different transports and wait for each other.
+COMPARES = (setting("variables", "variables of NCCL"),)
 METRICS: dict[str, str] = {}
 
 
@@ -204,20 +206,22 @@ def read(host: Host) -> NcclSetup:
 def judge(setup: NcclSetup, expect: Expect) -> list[Finding]:
     findings = []
     expected = {"fabric": bool(expect.ib_ports or expect.efa_devices), "links": bool(expect.nvlinks)}
-    for name, setting in setup.settings.items():
+    variables = ", ".join(f"{name}={each.value}" for name, each in sorted(setup.settings.items())) or "none set"
+    for name, each in setup.settings.items():
         rule = RULES[name]
-        if not rule.harms(setting.value, setup):
+        if not rule.harms(each.value, setup):
             continue
         verdict = fail if rule.grave is not None and expected[rule.grave] else warn
-        reason = f"{name}={setting.value} ({setting.where}) {rule.reason}"
-        findings.append(verdict(reason, action=rule.action, device=name, value=setting.value))
+        reason = f"{name}={each.value} ({each.where}) {rule.reason}"
+        findings.append(verdict(reason, action=rule.action, device=name, value=each.value, variables=variables))
     if findings:
         return findings
     if setup.settings and setup.unread is not None:
         reason = f"what {', '.join(setup.settings)} does here is unknown: {setup.unread}"
-        return [error(reason, action="see ib_ports and efa")]
-    summary = ", ".join(f"{name}={setting.value}" for name, setting in setup.settings.items())
-    return [ok(f"nothing harmful in {summary}" if summary else "no variable is set that could slow NCCL down")]
+        return [error(reason, action="see ib_ports and efa", variables=variables)]
+    if not setup.settings:
+        return [ok("no variable is set that could slow NCCL down", variables=variables)]
+    return [ok(f"nothing harmful in {variables}", variables=variables)]
 
 
 def _settings(host: Host) -> dict[str, Setting]:

@@ -142,7 +142,7 @@ def test_the_plain_entry_needs_python_and_nothing_else(tmp_path: Path) -> None:
 def test_a_bundle_is_sent_whole_and_needs_a_folder(tmp_path: Path) -> None:
     bundle, store = tmp_path / "bundle", tmp_path / "store"
     replay = ("--replay", str(H200), "--expect", "gpus=1")
-    code, _ = invoke(*replay, "--out", str(bundle), "--upload", str(store), "--price", "98.32")
+    code, _ = invoke(*replay, "--out", str(bundle), "--upload", str(store), "--node-price", "98.32")
     assert code == 0
     here = sorted(path.relative_to(bundle) for path in bundle.rglob("*") if path.is_file())
     assert here == sorted(path.relative_to(store) for path in store.rglob("*") if path.is_file())

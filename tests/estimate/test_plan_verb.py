@@ -36,7 +36,8 @@ def ask(config: Path, *words: str) -> dict[str, Any]:
 
 
 def test_the_answer_has_its_fields_and_they_agree(config: Path) -> None:
-    answer = ask(config, "--gpu", "H200", "--price", "2.5", "--tokens", "1B")
+    answer = ask(config, "--gpu", "H200", "--gpu-price", "2.5", "--tokens", "1B")
+    assert answer == ask(config, "--gpu", "H200", "--price", "2.5", "--tokens", "1B")  # its earlier name
     assert (answer["model"], answer["parameters"], answer["gpu"], answer["gpus"]) == (
         "llama3.2-1b", 1_235_814_400, "H200", 1,
     )  # fmt: skip

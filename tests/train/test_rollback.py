@@ -12,6 +12,7 @@ import torch
 from trainmaster.models.decoder import Decoder
 from trainmaster.train import loop
 from trainmaster.train.feed import Batch, Feed
+from trainmaster.train.watch.bad_steps import Diverged
 
 from .runs import Ran, RunHere, StopAfter, tiny
 
@@ -90,7 +91,7 @@ def test_a_run_that_goes_back_too_often_fails_and_says_what_to_change(
     # The weights themselves are lost, so that only weights that were really set back can train on.
     poison(range(8, 10_000), math.inf, weights=True)
     config = tiny(steps=30, watch={"max_skipped": 2, "max_rollbacks": 2})
-    with pytest.raises(loop.TrainingFailed, match=r"rolled back 2 times: lower optimizer\.lr"):
+    with pytest.raises(Diverged, match=r"rolled back 2 times: lower optimizer\.lr"):
         run_here(tmp_path, config)
     ran = Ran(codes=[], output=[], folder=tmp_path)
     assert [item["data"]["to_step"] for item in ran.named("WATCH", "rollback")] == [0, 0]

@@ -91,6 +91,7 @@ class Reason(StrEnum):
     COLLECTIVE_TIMEOUT = "collective_timeout"
     BAD_DATA = "bad_data"
     BAD_CHECKPOINT = "bad_checkpoint"
+    DIVERGED = "diverged"
     SCRIPT_FAILED = "script_failed"
     TIMED_OUT = "timed_out"
     OVER_BUDGET = "over_budget"
@@ -140,6 +141,11 @@ _RULES = {
     Reason.BAD_DATA: ReasonRule(retry=False, by_progress=True, action="fix the data source named in the last lines"),
     Reason.BAD_CHECKPOINT: ReasonRule(
         retry=False, by_progress=True, action="restore or remove the checkpoint named in the last lines"
+    ),
+    Reason.DIVERGED: ReasonRule(
+        retry=False,
+        action="lower train.optimizer.lr or grad_clip, raise warmup_steps, or look at the samples in the last line; "
+        "then `trainmaster resume JOB KEY=VALUE` goes on from the last good checkpoint",
     ),
     Reason.SCRIPT_FAILED: ReasonRule(
         retry=False, by_progress=True, action="see the last lines of the failing rank's log"

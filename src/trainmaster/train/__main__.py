@@ -4,8 +4,8 @@ CONFIG is JSON, or YAML where PyYAML is installed; values are put over it as wit
 `torchrun --nproc-per-node 8 -m trainmaster.train llama.yaml steps=500 --log-level DEBUG`.
 
 Exit codes: 0 trained to the last step; 75 stopped on request and saved; 66 checkpoints exist and none can be trusted,
-or there is none to resume from; 69 another run writes there; 65 the data cannot be read; 2 wrong config; 1 anything
-else, with its last line saying what.
+or there is none to resume from; 67 bad steps came back after every rollback; 69 another run writes there; 65 the data
+cannot be read; 2 wrong config; 1 anything else, with its last line saying what.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ from trainmaster.train.run_log import RunLog
 from trainmaster.train.start_times import StartTimes
 from trainmaster.train.state import State, seed_step
 from trainmaster.train.warm_up import WarmUp
-from trainmaster.train.watch.bad_steps import Decision, Range, decide, limits, pass_over
+from trainmaster.train.watch.bad_steps import Decision, Diverged, Range, decide, limits, pass_over
 from trainmaster.train.watch.stop import Stop
 from trainmaster.train.watch.watchdog import Watchdog
 
@@ -312,7 +312,7 @@ class Trainer:
             f"{decision.why}"
         )
         if before.rollbacks >= self.config.watch.max_rollbacks:
-            raise TrainingFailed(
+            raise Diverged(
                 f"{what}; the run has been rolled back {before.rollbacks} times: lower optimizer.lr or "
                 "optimizer.grad_clip, raise optimizer.warmup_steps, or look at these samples"
             )

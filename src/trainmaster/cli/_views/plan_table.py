@@ -113,7 +113,7 @@ def _run(answer: Mapping[str, Any]) -> list[str]:
     whole = f"[bold]Whole run[/] {run['steps']:,} steps, {_short(run['tokens'])} tokens"
     if run["seconds"] is None:
         return ["", f"{whole}; how long is not known: {_console.plain(answer['speed_unknown'])}"]
-    cost = "name a --price or an --instance for the cost"
+    cost = "name a --gpu-price or an --instance for the cost"
     if run["usd"] is not None:
         cost = f"[bold]${run['usd']:,.2f}[/] at ${run['usd_per_gpu_hour']:.2f} a GPU hour"
     return ["", f"{whole}: [bold]{_long(run['seconds'])}[/], {run['gpu_hours']:,.1f} GPU hours, {cost}"]

@@ -45,7 +45,10 @@ _Notes = Annotated[
     typer.Option("--note", metavar="TEXT", help="For the report: site, operator, ticket; may be repeated."),
 ]
 _Price = Annotated[
-    float | None, typer.Option(min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price.")
+    float | None,
+    typer.Option(
+        "--node-price", "--price", min=0.0, metavar="USD", help="Per hour of one node; else its instance's list price."
+    ),
 ]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="With --on sagemaker: print the request of the training job; touch nothing.")

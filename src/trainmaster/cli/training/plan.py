@@ -43,7 +43,9 @@ def plan(
     ] = None,
     price: Annotated[
         float | None,
-        typer.Option("--price", min=0, metavar="USD", help="Per hour of one GPU; else the instance's list price."),
+        typer.Option(
+            "--gpu-price", "--price", min=0, metavar="USD", help="Per hour of one GPU; else the instance's list price."
+        ),
     ] = None,
     disk: Annotated[
         float | None, typer.Option("--disk", min=0.001, help="GB/s that checkpoints are written at, per node.")
@@ -66,7 +68,7 @@ def plan(
 
       trainmaster plan llama.yaml model.preset=llama3.1-8b --instance p5.48xlarge --nodes 4 --tokens 1T
 
-      trainmaster plan llama.yaml parallel.recompute=full --gpu H100-SXM --gpus 16 --price 2.5 --json
+      trainmaster plan llama.yaml parallel.recompute=full --gpu H100-SXM --gpus 16 --gpu-price 2.5 --json
     """
     from trainmaster.bench import bus_baselines
     from trainmaster.cli._views import plan_table

@@ -14,12 +14,21 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trainmaster.core.config.watch import WatchConfig
+from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.plan import EXIT_REASONS
 from trainmaster.core.schema import field
+from trainmaster.core.states import Reason
 
 # The deviation of a very quiet history is taken for at least this share of its median: in the flat end of a run a
 # hair's breadth would otherwise count as a spike.
 _LEAST_DEVIATION = 0.05
 _MAD_TO_SIGMA = 1.4826  # of a normal distribution
+
+
+class Diverged(TrainmasterError):
+    """Bad steps came back after every rollback that is allowed; the same run would end so again."""
+
+    exit_code = next(code for code, reason in EXIT_REASONS.items() if reason is Reason.DIVERGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

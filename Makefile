@@ -60,9 +60,9 @@ alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
 affected: $(VENV)/.dev ## the tests whose imports reach a file that differs from main; BASE=HEAD~1 compares with another commit
 	@$(BIN)/python tools/affected.py $(or $(BASE),main) -n $(WORKERS) --dist loadfile
 
-matrices: $(VENV)/.dev ## every case of the tests of which `make test` draws some
-	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile -m "matrix and not alone"
-	$(BIN)/pytest -rs -m "matrix and alone"
+matrices: $(VENV)/.dev ## every case of the matrices and proofs of which `make test` draws some
+	$(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "(matrix or proof) and not alone"
+	$(BIN)/pytest -rs -m "(matrix or proof) and alone"
 
 properties: $(VENV)/.dev ## the property tests with new random cases, 1,000 each where a test states no number
 	$(BIN)/pytest -n $(WORKERS) -m "hypothesis and not alone" --hypothesis-profile=search

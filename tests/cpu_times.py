@@ -1,8 +1,10 @@
-"""CPU seconds of each test file, its processes included: `TRAINMASTER_CPU_TIMES=FILE make test`.
+"""CPU seconds of each test, its processes included: `TRAINMASTER_CPU_TIMES=FILE make test`.
 
-One line of JSON for each file as it ends, from every worker; `python tests/cpu_times.py FILE` prints the table. What a
-shared fixture starts is charged to the file that runs when it computes. Counted are this process, the children it has
-waited for, and every living process that descends from it or carries its mark in the environment (daemons).
+One line of JSON for each test as it ends, from every worker. `python tests/cpu_times.py FILE` prints the table of
+files, with `--tests` that of tests, the cases of one added up. What a shared fixture starts is charged to the test that
+runs when it computes. Root counts by a control group of its own, which misses containers alone.
+Elsewhere counted are this process, the children it has waited for, and every living process that descends from it or
+carries its mark in the environment (daemons): what nobody waited for and has ended is missing.
 """
 
 from __future__ import annotations
@@ -23,8 +25,24 @@ _MARK = "TRAINMASTER_CPU_TIMES_OF"  # set to this process's number, and inherite
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Meter:
-    """CPU seconds that this process and everything it started has used."""
+class Group:
+    """CPU seconds of a control group with this process and everything it will start."""
+
+    def __init__(self, parent: Path) -> None:
+        folder = parent / f"trainmaster-tests-{os.getpid()}"
+        folder.mkdir()
+        self._first, self._second = folder / "cpuacct.usage", folder / "cpu.stat"  # version 1 of cgroups, and version 2
+        self._before = sum(os.times()[:4])
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def read(self) -> float:
+        if self._first.exists():
+            return self._before + int(self._first.read_text()) / 1e9
+        return self._before + int(self._second.read_text().split()[1]) / 1e6  # "usage_usec 1234", then others
+
+
+class Descendants:
+    """CPU seconds that this process and everything it started has used, as far as it can be seen."""
 
     def __init__(self) -> None:
         self._mark = f"{_MARK}={os.getpid()}\0".encode()
@@ -59,6 +77,14 @@ class Meter:
         return False
 
 
+def meter() -> Group | Descendants:
+    for parent in (Path("/sys/fs/cgroup/cpuacct"), Path("/sys/fs/cgroup")):
+        if (parent / "cgroup.procs").exists():
+            with contextlib.suppress(OSError):
+                return Group(parent)
+    return Descendants()
+
+
 def _ancestors(pid: int, facts: dict[int, tuple[int, int, float]]) -> list[int]:
     line: list[int] = []
     while pid in facts and pid not in line:
@@ -68,27 +94,29 @@ def _ancestors(pid: int, facts: dict[int, tuple[int, int, float]]) -> list[int]:
 
 
 class Recorder:
-    """Writes one line for each file of tests that this process has run."""
+    """Writes one line for each test that this process has run, and one for what came before the first."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._meter = path, Meter()
-        self._begun, self._cpu, self._tests = time.monotonic(), 0.0, 0  # the first file pays for the collection
+        self._path, self._meter = path, meter()
+        self._begun, self._cpu = time.monotonic(), 0.0
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        self._write("imports and collection")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None):  # type: ignore[no-untyped-def]
         try:
             return (yield)
         finally:
-            self._tests += 1
-            if nextitem is None or nextitem.path != item.path:
-                self._write(item.nodeid.partition("::")[0])
+            self._write(item.nodeid)
 
-    def _write(self, file: str) -> None:
+    def _write(self, test: str) -> None:
         cpu, now = self._meter.read(), time.monotonic()
-        line = {"file": file, "cpu_s": cpu - self._cpu, "wall_s": now - self._begun, "tests": self._tests}
+        line = {"test": test, "cpu_s": round(cpu - self._cpu, 3), "wall_s": round(now - self._begun, 3)}
         with self._path.open("a") as out:  # one short write: lines of several workers do not mix
             out.write(json.dumps(line) + "\n")
-        self._begun, self._cpu, self._tests = now, cpu, 0
+        self._begun, self._cpu = now, cpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,19 +124,23 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(Path(path)), "cpu-times")
 
 
-def table(lines: list[str], *, top: int) -> str:
-    """The dearest files and the sum, as rows of Markdown."""
+def table(lines: list[str], *, top: int, end: str) -> str:
+    """The dearest files and the sum, as rows of Markdown; a row is named by a test's name up to `end`."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0])
     for line in lines:
         one = json.loads(line)
-        for place, key in enumerate(("cpu_s", "wall_s", "tests")):
-            sums[one["file"]][place] += one[key]
+        row = sums[one["test"].partition(end)[0]]
+        for place, value in enumerate((one["cpu_s"], one["wall_s"], 1)):
+            row[place] += value
     rows = sorted(sums.items(), key=lambda row: -row[1][0])
     total = [sum(column) for column in zip(*sums.values(), strict=True)]
-    shown = [*rows[:top], (f"all {len(rows)} files", total)]
-    text = [f"| {name} | {cpu:.0f} | {wall:.0f} | {tests:.0f} |" for name, (cpu, wall, tests) in shown]
-    return "\n".join(["| file | CPU s | wall s | tests |", "|---|---|---|---|", *text])
+    shown = [*rows[:top], (f"all {len(rows)}", total)]
+    text = [f"| {name} | {cpu:.1f} | {wall:.1f} | {count:.0f} |" for name, (cpu, wall, count) in shown]
+    return "\n".join(["| where | CPU s | wall s | tests |", "|---|---|---|---|", *text])
 
 
 if __name__ == "__main__":
-    print(table(Path(sys.argv[1]).read_text().splitlines(), top=int(sys.argv[2]) if len(sys.argv) > 2 else 25))
+    each = "--tests" in sys.argv
+    words = [word for word in sys.argv[1:] if word != "--tests"]
+    top = int(words[1]) if len(words) > 1 else 25
+    print(table(Path(words[0]).read_text().splitlines(), top=top, end="[" if each else "::"))

@@ -132,6 +132,7 @@ def test_the_work_for_a_line_does_not_grow_with_the_lines_before_it(db: Database
     assert max(made) < many / 10, f"not a statement for each line: {made}"
 
 
+@pytest.mark.matrix(one_in=3, of="any order and any cut")
 def test_records_of_many_iterations_read_in_any_pieces_are_the_same(db: Database) -> None:
     content = b"".join(
         line(at, phase, event, data={"iteration": at % 40, **({"duration": at / 7} if event == "end" else {"lr": at})})

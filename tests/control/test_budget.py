@@ -254,6 +254,7 @@ def drive(db: Database, home: Path, job: JobRow, act: Callable[[JobRow], None]) 
     return asyncio.run(main())
 
 
+@pytest.mark.matrix(one_in=2)
 def test_a_real_job_over_its_budget_saves_and_stops(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def read_at_once(db: Database, content: bytes) -> list[object]:
     return plain(events.list_events(db, job_id))
 
 
+@pytest.mark.matrix(one_in=3, of="any order and any cut")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(
     content=files,

@@ -122,6 +122,7 @@ def own_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         yield server
 
 
+@pytest.mark.proof
 def test_the_storage_is_gone_for_a_while(own_s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_s3.use(monkeypatch)
     db = open_database(tmp_path / "trainmaster.db")
@@ -180,6 +181,7 @@ def test_the_disk_of_the_home_is_not_filled_with_what_a_job_left(small_home: Pat
         quota.require_room()
 
 
+@pytest.mark.proof
 def test_jobs_are_submitted_and_cancelled_while_the_disk_of_the_home_is_full(small_home: Path) -> None:
     db = open_database(small_home / "trainmaster.db")
     db.reserve_space()
@@ -197,6 +199,7 @@ def test_jobs_are_submitted_and_cancelled_while_the_disk_of_the_home_is_full(sma
     db.close()
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system, which needs root")
 def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
     """Of the control plane: its database and its storage. The job's own folder is on another disk, as on a node."""

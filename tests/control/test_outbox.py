@@ -235,6 +235,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.matrix(one_in=2)
 def test_killed_between_the_sending_and_the_mark(
     programs: ForkServer, database_url: str, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ def test_killed_anywhere_a_time_has_its_run_once(db: Database, place: str, monke
     assert died >= 3 and len(times) == len(set(times)) == 3
 
 
+@pytest.mark.matrix(one_in=2)
 def test_two_servers_take_a_time_once(db: Database, database_url: str) -> None:
     """Each with its own connection, at the same moment; every run begins once."""
     row, first = submit(db, schedule={"cron": "* * * * *", "overlap": "queue"})
@@ -207,6 +208,7 @@ def test_a_run_that_is_not_over_keeps_the_next_from_beginning(db: Database) -> N
     assert len(begun(db)) == 2 and note(db, row) == ""
 
 
+@pytest.mark.matrix(one_in=2)
 def test_the_number_of_runs_that_wait_and_of_those_that_are_listed_is_bounded(db: Database) -> None:
     row, first = submit(db, schedule={"cron": "* * * * *", "overlap": "queue", "missed": "all"})
     with db.write() as conn:

@@ -70,6 +70,7 @@ def play(db: Database, set_id: str, *, seed: int = 0, most: int = 400) -> None:
     raise AssertionError("not over")
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.both_databases
 def test_one_after_the_other_it_is_the_same_search_every_time(db: Database) -> None:
     """Whatever the number of reports that come at once: with `parallel: 1` only values count."""
@@ -84,6 +85,7 @@ def test_one_after_the_other_it_is_the_same_search_every_time(db: Database) -> N
     assert len({str(values) for _, values, *_ in made[0]}) == 12
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("pruner", ["none", "median", "asha"])
 def test_with_several_at_once_each_proposal_follows_from_what_it_saw(db: Database, pruner: str) -> None:
     row = sets.submit_set(db, parse_sweep(document(4, pruner=pruner)))
@@ -110,6 +112,7 @@ def test_a_changed_row_is_a_deviation(db: Database) -> None:
 PLACES = ["commit trial: before", "commit trial: after", "commit search report: before", "commit search report: after"]
 
 
+@pytest.mark.matrix(one_in=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [*PLACES, "commit set over: before"])
 def test_killed_anywhere_it_is_the_same_search(db: Database, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +343,7 @@ def test_a_secret_among_the_choices_makes_no_row(db: Database) -> None:
     assert row is not None and row.template["env"] == {"SEED": "1"}
 
 
+@pytest.mark.matrix(one_in=10, of="control planes killed again and again")
 @pytest.mark.spawns
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_sample_of_the_chaos(tmp_path: Path, parallel: int) -> None:

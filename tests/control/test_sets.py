@@ -108,6 +108,7 @@ def test_a_view_that_is_old_begins_nothing(db: Database, meanwhile: str, monkeyp
     assert len(open_jobs(db, row.id)) == len(jobs.list_ids(db))
 
 
+@pytest.mark.matrix(one_in=3, of="any order and any cut")
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["advance", "die", "end", "cancel"]), max_size=30), st.integers(1, 4))

@@ -100,6 +100,7 @@ def test_8_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.Capt
         print(f"\n  {said.strip()}; checks on a host {min(n['took_s'] for n in heard.values())} to {slowest} s")
 
 
+@pytest.mark.proof
 def test_each_refusal_is_told_apart_and_the_healthy_host_completes(hosts: Lab) -> None:
     well, stuck, stranger, changed, deaf, frozen = (
         hosts.start("well"),
@@ -179,6 +180,7 @@ def stuck_tools(folder: Path) -> tuple[Path, str]:
     return python, marker
 
 
+@pytest.mark.proof
 def test_the_package_is_sent_once_and_again_when_damaged(hosts: Lab) -> None:
     host = hosts.start("cached")
     hosts.wait()

@@ -111,7 +111,7 @@ def test_a_container_runs_to_its_end_and_leaves_its_files(
     assert PASSWORD not in kept(tmp_path, job, "outputs/env").decode()
 
 
-@pytest.mark.matrix(one_in=2, of="containers that end otherwise")
+@pytest.mark.matrix(one_in=4, of="containers that end otherwise")
 @pytest.mark.parametrize("target", ["ssh"], indirect=True)
 def test_a_container_that_crashes_is_typed_with_its_exit_code(
     db: Database, tmp_path: Path, target: str, images: Registry
@@ -125,7 +125,7 @@ def test_a_container_that_crashes_is_typed_with_its_exit_code(
     assert images.containers() == []
 
 
-@pytest.mark.matrix(one_in=2, of="containers that end otherwise")
+@pytest.mark.matrix(one_in=4, of="containers that end otherwise")
 @pytest.mark.parametrize("target", ["local"], indirect=True)
 def test_a_container_that_is_killed_is_a_crash(db: Database, tmp_path: Path, target: str, images: Registry) -> None:
     job = submitting.submit(db, parse_spec(spec_of(images, target, "sleep 600")))
@@ -168,7 +168,7 @@ def test_an_image_that_cannot_be_had_is_typed(
     assert images.containers() == []
 
 
-@pytest.mark.matrix(one_in=2, of="containers that end otherwise")
+@pytest.mark.matrix(one_in=4, of="containers that end otherwise")
 @pytest.mark.parametrize("target", ["ssh"], indirect=True)
 def test_a_cancelled_container_gets_its_signal_and_is_removed(
     db: Database, tmp_path: Path, target: str, images: Registry
@@ -188,7 +188,7 @@ def test_a_cancelled_container_gets_its_signal_and_is_removed(
     assert images.containers() == [] and processes_of(f"{job.id}.1") == []
 
 
-@pytest.mark.matrix(one_in=2, of="containers that end otherwise")
+@pytest.mark.matrix(one_in=4, of="containers that end otherwise")
 @pytest.mark.parametrize("target", ["ssh"], indirect=True)
 def test_a_container_whose_agent_was_killed_is_removed(
     db: Database, tmp_path: Path, target: str, images: Registry

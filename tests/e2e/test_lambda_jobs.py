@@ -54,7 +54,7 @@ def test_a_job_runs_on_the_cheapest_instance_and_its_price_is_the_cost(
     assert charge.spans[0].cents_per_hour == 75.0 and charge.spans[0].end is not None
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 @pytest.mark.parametrize("fault", ["launch-500", "launch-timeout", "launch-cut", "garbled-json"])
 def test_a_launch_of_unknown_outcome_is_found_in_the_listing_and_never_repeated(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str
@@ -68,7 +68,7 @@ def test_a_launch_of_unknown_outcome_is_found_in_the_listing_and_never_repeated(
     assert [row.provider_id for row in rows if row.provider_id] == [cloud.instances()[0]["id"]]
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_refused_capacity_takes_the_next_offer(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     cloud.inject("capacity-flicker", times=2)
     job = submit(db, "true")
@@ -81,7 +81,7 @@ def test_refused_capacity_takes_the_next_offer(db: Database, tmp_path: Path, clo
     assert len(cloud.instances()) == 1
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_late_or_busy_cloud_is_waited_for(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     for fault in ("late-ip", "ssh-late", "ip-reuse", "slow-answer", "rate-limit", "rate-limit-empty", "link-cut"):
         cloud.inject(fault)
@@ -90,7 +90,7 @@ def test_a_late_or_busy_cloud_is_waited_for(db: Database, tmp_path: Path, cloud:
     assert len(cloud.instances()) == 2
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_listing_that_leaves_a_machine_out_ends_no_attempt(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_listing_that_leaves_a_machine_out_ends_no_attempt(
         assert len(empty) == 5 and len(cloud.instances()) == 1 and live(cloud) == []
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 @pytest.mark.parametrize("fault", ["unhealthy", "stuck-booting"])
 def test_a_bad_machine_is_returned_and_another_taken(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str
@@ -126,7 +126,7 @@ def test_a_bad_machine_is_returned_and_another_taken(
     assert len(cloud.instances()) == 2
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_machines_that_stay_bad_end_the_job_after_three_more(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     cloud.inject("unhealthy", times=10)
     job = submit(db, "true")
@@ -135,7 +135,7 @@ def test_machines_that_stay_bad_end_the_job_after_three_more(db: Database, tmp_p
     assert len(attempts.list_attempts(db, job.id)) == 4
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_an_instance_of_somebody_else_with_our_name_is_left_alone(
     db: Database, tmp_path: Path, cloud: Simulator
 ) -> None:
@@ -146,7 +146,7 @@ def test_an_instance_of_somebody_else_with_our_name_is_left_alone(
     assert [one["status"] for one in cloud.instances() if one["foreign"]] == ["active"]
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 @pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
 def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     db: Database, tmp_path: Path, cloud: Simulator, fault: str, reason: Reason
@@ -166,7 +166,7 @@ def test_a_lost_machine_is_replaced_and_the_attempt_has_the_reason(
     assert (first.reason, second.reason) == (reason, None)
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 @pytest.mark.parametrize(("fault", "reason"), [("preempted", Reason.PREEMPTED), ("terminated", Reason.NODE_LOST)])
 def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, fault: str, reason: Reason
@@ -193,7 +193,7 @@ def test_a_machine_that_is_lost_before_the_submit_is_replaced_at_once(
     assert [one.reason for one in attempts.list_attempts(db, job.id)] == [reason, None]
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 @pytest.mark.parametrize("python", ["/nonexistent/python3", "old"])
 def test_an_image_without_a_python_that_will_do_is_returned_at_once(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch, python: str
@@ -215,7 +215,7 @@ def test_an_image_without_a_python_that_will_do_is_returned_at_once(
     assert len(cloud.instances()) == 1, "the same image again would have the same Python"
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_machine_whose_gpus_were_returned_as_bad_is_not_trusted_again(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +233,7 @@ def test_a_machine_whose_gpus_were_returned_as_bad_is_not_trusted_again(
         assert live(cloud) == []
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_machine_with_broken_cuda_fails_the_checks_and_another_one_is_taken(
     db: Database, tmp_path: Path, cloud: Simulator
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_machine_with_broken_cuda_fails_the_checks_and_another_one_is_taken(
     assert ended.status is Status.COMPLETED and len(others) == 1, (ended.reason, ended.message)
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     job = submit(db, "true", rent={"boot_minutes": 60})
     cloud.inject("stuck-booting")
@@ -260,7 +260,7 @@ def test_a_cancel_while_it_boots_leaves_no_instance(db: Database, tmp_path: Path
     assert ended.status is Status.CANCELLED
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_an_instance_is_terminated_while_the_listing_fails(
     db: Database, tmp_path: Path, cloud: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +288,7 @@ def test_an_instance_is_terminated_while_the_listing_fails(
     assert ended.status is Status.CANCELLED, (ended.reason, ended.message)
 
 
-@pytest.mark.matrix(one_in=6, of="faults of Lambda Cloud")
+@pytest.mark.matrix(one_in=10, of="faults of Lambda Cloud")
 def test_a_control_plane_that_was_away_returns_the_instance_of_its_job(
     db: Database, tmp_path: Path, cloud: Simulator
 ) -> None:

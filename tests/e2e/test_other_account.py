@@ -79,6 +79,7 @@ def serving(home: Path, *options: str, python: str = sys.executable) -> Iterator
         process.wait(timeout=30)
 
 
+@pytest.mark.proof
 def test_another_account_gets_nothing(home: Path) -> None:
     with serving(home) as url:
         with Client(url, (home / "local.token").read_text().strip()) as mine:
@@ -102,6 +103,7 @@ def test_another_account_gets_nothing(home: Path) -> None:
     assert "jobs on `local` run as this user and can read this home folder: give --job-user USER" in said
 
 
+@pytest.mark.proof
 def test_jobs_run_as_another_user_and_reach_nothing_of_the_server(home: Path) -> None:
     script = (
         "import json, os\n"
@@ -128,6 +130,7 @@ def test_jobs_run_as_another_user_and_reach_nothing_of_the_server(home: Path) ->
     assert 0 not in said["groups"]
 
 
+@pytest.mark.proof
 def test_root_follows_no_link_of_a_job_and_its_stop_is_heard(home: Path) -> None:
     """A job that puts links where its next attempt and its lock will be gains nothing; one that saves is let to."""
     _require_readable_checkout()

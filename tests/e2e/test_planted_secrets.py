@@ -228,6 +228,7 @@ def test_no_planted_secret_is_found_again(served: Served) -> None:
             assert path.stat().st_mode & 0o077 == 0, f"others may read {path.name}"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     "url", ["postgresql+psycopg://me:{}@127.0.0.1:1/db", "postgresql://me:a:{}@host/db", "mysterious://me:{}@host/db"]
 )

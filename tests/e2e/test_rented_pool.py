@@ -96,7 +96,7 @@ def test_a_job_rents_a_machine_uses_it_and_returns_it(db: Database, tmp_path: Pa
     assert not any(host.connections() for host in machines.hosts), "SSH connections are closed"
 
 
-@pytest.mark.matrix(one_in=2, of="machines of a pool")
+@pytest.mark.matrix(one_in=4, of="machines of a pool")
 def test_two_nodes_are_rented_together_and_returned_together(
     db: Database, tmp_path: Path, pool: Path, machines: Lab
 ) -> None:
@@ -110,7 +110,7 @@ def test_two_nodes_are_rented_together_and_returned_together(
     assert len(instances.list_of_attempt(db, f"{job.id}.1")) == 2 and rented(pool) == {}
 
 
-@pytest.mark.matrix(one_in=2, of="machines of a pool")
+@pytest.mark.matrix(one_in=4, of="machines of a pool")
 @pytest.mark.parametrize("ending", ["failure", "cancel"])
 def test_the_machine_is_returned_after(db: Database, tmp_path: Path, pool: Path, ending: str) -> None:
     job = submit(db, pool, "exit 3" if ending == "failure" else "echo up; sleep 600")
@@ -126,7 +126,7 @@ def test_the_machine_is_returned_after(db: Database, tmp_path: Path, pool: Path,
     assert rented(pool) == {} and instances.list_of_attempt(db, f"{job.id}.1")[0].state == "gone"
 
 
-@pytest.mark.matrix(one_in=2, of="machines of a pool")
+@pytest.mark.matrix(one_in=4, of="machines of a pool")
 def test_jobs_wait_for_capacity_and_one_that_may_not_wait_fails_with_its_reason(
     db: Database, tmp_path: Path, pool: Path
 ) -> None:
@@ -138,7 +138,7 @@ def test_jobs_wait_for_capacity_and_one_that_may_not_wait_fails_with_its_reason(
     assert rented(pool) == {}
 
 
-@pytest.mark.matrix(one_in=2, of="machines of a pool")
+@pytest.mark.matrix(one_in=4, of="machines of a pool")
 def test_without_capacity_the_job_fails_as_no_capacity(db: Database, tmp_path: Path, pool: Path) -> None:
     taken = asyncio.run(_take_all(pool))
     job = submit(db, pool, "true", rent={"wait_minutes": 0.01})
@@ -151,7 +151,7 @@ async def _take_all(pool: Path) -> list[str]:
     return [await Pool(pool).launch(LaunchRequest(name=f"somebody-{n}", kind="host", region="pool")) for n in range(2)]
 
 
-@pytest.mark.matrix(one_in=2, of="machines of a pool")
+@pytest.mark.matrix(one_in=4, of="machines of a pool")
 def test_what_is_ours_and_not_wanted_is_returned_and_foreign_machines_stay(
     db: Database, tmp_path: Path, pool: Path
 ) -> None:

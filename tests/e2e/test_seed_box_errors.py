@@ -193,7 +193,7 @@ def assert_failed(made: Boxes, job: JobRow, reason: Reason, *words: str) -> None
     assert_clean(made, job)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_setup_ssh_connection_with_retry_logic(made: Boxes, ended: dict[str, JobRow]) -> None:
     """The first login found no server (see `ended`); a later one did."""
     job = ended["late"]
@@ -201,32 +201,32 @@ def test_setup_ssh_connection_with_retry_logic(made: Boxes, ended: dict[str, Job
     assert_clean(made, job)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_ssh_connection_fails_wrong_credentials(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["credentials"], Reason.BAD_MACHINE, "no SSH login within", "it refuses user")
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_ssh_connection_timeout(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["timeout"], Reason.BAD_MACHINE, "no SSH login within")
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_file_transfer_fails_network_issue(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["transfer"], Reason.NODE_LOST, "nothing listens")
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_s3_download_fails(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["download"], Reason.BAD_DATA, "datasets/none.bin")
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_training_script_fails(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["script"], Reason.SCRIPT_FAILED, "no such column")
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_global_json_is_malformed(made: Boxes, ended: dict[str, JobRow]) -> None:
     job = ended["malformed"]
     assert job.status is Status.COMPLETED, (job.reason, job.message)
@@ -236,7 +236,7 @@ def test_global_json_is_malformed(made: Boxes, ended: dict[str, JobRow]) -> None
     assert_clean(made, job)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_global_json_missing(made: Boxes, ended: dict[str, JobRow]) -> None:
     """A program need not write one: its job completes, with the agent's own events and no records of training."""
     job = ended["missing"]
@@ -246,12 +246,12 @@ def test_global_json_missing(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_clean(made, job)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_training_timeout(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["too-long"], Reason.TIMED_OUT)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_out_of_memory_on_gpu(made: Boxes, ended: dict[str, JobRow]) -> None:
     assert_failed(made, ended["memory"], Reason.OUT_OF_MEMORY)
 
@@ -263,7 +263,7 @@ def own_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         yield server
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_s3_upload_fails(
     own_s3: S3, db: Database, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +290,7 @@ def test_s3_upload_fails(
         assert_clean(made, found)
 
 
-@pytest.mark.matrix(one_in=4, of="errors of a box")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_database_connection_lost(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> None:
     """PostgreSQL is away while the job goes on; afterwards every row is there once, and the machine is returned."""
     db = open_database(postgres.create() + "?options=-csynchronous_commit%3Don")

@@ -49,7 +49,7 @@ def of_attempt(job: JobRow) -> list[str]:
     return found
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_no_gpu_instances_available(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     holder = submit(db, "echo up; sleep 600", rent={"types": ["gpu_2x_h100_sxm5"]})
     drive(db, tmp_path, holder, until=lambda: _stage(db, holder) == "running")
@@ -68,7 +68,7 @@ def _stage(db: Database, job: JobRow) -> str | None:
     return now and now.stage
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_gpu_instance_terminated_on_failure(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     job = fail(db, tmp_path)
     (one,) = cloud.instances()
@@ -76,7 +76,7 @@ def test_gpu_instance_terminated_on_failure(db: Database, tmp_path: Path, cloud:
     assert (one["status"], row.state, row.provider_id) == ("terminated", "gone", one["id"])
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_ssh_connections_closed_on_error(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     fail(db, tmp_path)
     ports = {f"{cloud.ssh_port:04X}"}
@@ -87,14 +87,14 @@ def test_ssh_connections_closed_on_error(db: Database, tmp_path: Path, cloud: Si
     assert not [link for link in ours if any(f"socket:[{inode}]" == str(link) for inode in inodes)]
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_temporary_files_cleaned_up(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     fail(db, tmp_path)
     assert cloud.instances()[0]["home"] is None or not Path(cloud.instances()[0]["home"]).exists()
     assert not list(tmp_path.rglob("*.tmp")) and not list(tmp_path.rglob("*.part"))
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_background_tasks_stopped(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     """The control plane ends by itself when it is told to: no task of the job keeps its event loop."""
     fail(db, tmp_path)
@@ -108,13 +108,13 @@ def test_background_tasks_stopped(db: Database, tmp_path: Path, cloud: Simulator
     assert asyncio.run(stop_at_once()) == []
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_no_orphaned_processes(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     job = fail(db, tmp_path)
     assert of_attempt(job) == [], "the background process of its script is gone too"
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_database_transactions_rolled_back(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     """A change that fails in its middle leaves nothing: neither the machine's row nor the job's."""
     job = submit(db, "true")
@@ -129,7 +129,7 @@ def test_database_transactions_rolled_back(db: Database, tmp_path: Path, cloud: 
     assert instances.list_of_attempt(db, f"{job.id}.1") == []
 
 
-@pytest.mark.matrix(one_in=4, of="errors of the cloud")
+@pytest.mark.matrix(one_in=7, of="errors of a box and of the cloud")
 def test_job_marked_as_failed(db: Database, tmp_path: Path, cloud: Simulator) -> None:
     job = fail(db, tmp_path)
     assert (job.status, job.reason) == (Status.FAILED, Reason.SCRIPT_FAILED)

@@ -25,7 +25,8 @@ from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
-pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
+STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+pytestmark = [STEPS, pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 
 
 def line(epoch: int) -> str:

@@ -29,7 +29,8 @@ from trainmaster.store.rows import JobRow
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.session import session
 
-pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
+STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+pytestmark = [STEPS, pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 
 OBJECTS = {
     "datasets/tales/train.jsonl": b'{"text": "once"}\n' * 100_000,

@@ -67,6 +67,7 @@ def verdicts(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.proof
 def test_a_node_is_drained_by_a_check_retested_and_given_back(
     slurm: Cluster, sick: str, cluster_file: Path, call: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_node_is_drained_by_a_check_retested_and_given_back(
         slurm.call("scontrol", "update", "nodename=n3", "state=resume")
 
 
+@pytest.mark.proof
 def test_a_failed_preflight_drains_its_node_and_the_next_attempt_runs_elsewhere(
     db: Database, slurm: Cluster, sick: str, cluster_file: Path, call: Callable[..., Result], tmp_path: Path
 ) -> None:
@@ -141,6 +143,7 @@ def test_a_failed_preflight_drains_its_node_and_the_next_attempt_runs_elsewhere(
     assert slurm.node_state(sick).startswith("idle")
 
 
+@pytest.mark.proof
 def test_the_prolog_drains_a_node_that_fails_before_a_job_starts_on_it(
     slurm: Cluster, sick: str, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 from sshd import needs_sshd
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.spawns, needs_sshd]
+STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+pytestmark = [STEPS, pytest.mark.spawns, needs_sshd]
 
 
 def test_5_concurrent_jobs_run_successfully() -> None:

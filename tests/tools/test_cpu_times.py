@@ -1,4 +1,4 @@
-"""The table of CPU seconds counts what a file of tests has computed, in processes of its own and in daemons."""
+"""The table of CPU seconds counts what a test has computed, in processes of its own and in daemons."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 import cpu_times
 
@@ -44,14 +47,28 @@ def test_children_and_daemons_are_counted(tmp_path: Path) -> None:
     finally:
         if (pid := tmp_path / "pid").exists():
             os.kill(int(pid.read_text()), 9)
-    burning, idle = (json.loads(line) for line in out.read_text().splitlines())
-    assert (burning["file"], burning["tests"]) == ("test_burning.py", 3) and burning["cpu_s"] > 1.2
-    assert (idle["file"], idle["tests"]) == ("test_idle.py", 1) and idle["cpu_s"] < 0.5
+    used = {line["test"].rpartition("::")[2]: line["cpu_s"] for line in map(json.loads, out.read_text().splitlines())}
+    assert list(used) == ["imports and collection", "test_here", "test_child", "test_daemon", "test_nothing"]
+    assert min(used["test_here"], used["test_child"], used["test_daemon"]) > 0.4 and used["test_nothing"] < 0.3
+
+
+def test_without_control_groups_living_daemons_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINMASTER_CPU_TIMES_OF", "")
+    meter = cpu_times.Descendants()
+    before = meter.read()
+    monkeypatch.chdir(tmp_path)
+    functions: dict[str, Callable[[], None]] = {}
+    exec(TESTS, functions)
+    try:
+        functions["test_daemon"]()
+        assert meter.read() - before > 0.4
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_the_table_adds_up_the_workers() -> None:
-    lines = [
-        json.dumps({"file": file, "cpu_s": cpu, "wall_s": 10, "tests": 1})
-        for file, cpu in (("a.py", 3.0), ("b.py", 5.0), ("a.py", 4.0))
-    ]
-    assert cpu_times.table(lines, top=1).splitlines()[2:] == ["| a.py | 7 | 20 | 2 |", "| all 2 files | 12 | 30 | 3 |"]
+    tests = (("a.py::test_x[1]", 3.0), ("b.py::test_y", 5.0), ("a.py::test_x[2]", 4.0), ("a.py::test_z", 1.0))
+    lines = [json.dumps({"test": test, "cpu_s": cpu, "wall_s": 10}) for test, cpu in tests]
+    files, each = (cpu_times.table(lines, top=1, end=end).splitlines()[2:] for end in ("::", "["))
+    assert files == ["| a.py | 8.0 | 30.0 | 3 |", "| all 2 | 13.0 | 40.0 | 4 |"]
+    assert each == ["| a.py::test_x | 7.0 | 20.0 | 2 |", "| all 3 | 13.0 | 40.0 | 4 |"]

@@ -1,10 +1,35 @@
-"""Of a matrix some cases are drawn, the same ones for the same seed; other tests all run."""
+"""Of a matrix and of a file's proofs some are drawn, the same ones for the same seed; other tests all run."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
-from sampling import draw
+import pytest
+
+from sampling import VARIABLE, draw
+
+TESTS = """
+import pytest
+@pytest.mark.matrix(one_in=5)
+@pytest.mark.parametrize("case", range(10))
+def test_alike(case): pass
+@pytest.mark.proof
+def test_dear(): pass
+@pytest.mark.proof
+@pytest.mark.parametrize("case", range(5))
+def test_dearer(case): pass
+def test_plain(): pass
+"""
+WHOLE = """
+import pytest
+pytestmark = pytest.mark.matrix(one_in=3, of="files", by_file=True)
+@pytest.mark.parametrize("case", range(4))
+def test_of_one_outcome(case): pass
+"""
 
 CASES = [
     *((f"test_a.py::test_many[{number}]", "test_a.py::test_many", 4) for number in range(20)),
@@ -23,3 +48,31 @@ def test_a_seed_draws_the_same_and_days_draw_all() -> None:
     assert draw(CASES, "2026-11-17") == draw(reversed(CASES), "2026-11-17")
     days = [draw(CASES, f"2026-11-{day:02}") for day in range(1, 29)]
     assert set().union(*days) == {nodeid for nodeid, _, _ in CASES}
+
+
+@pytest.mark.parametrize(
+    ("words", "seed", "passed", "told"),
+    [
+        (("-n", "1"), "2026-11-17", 9, "8 of 24 tests were drawn"),
+        (("-m", "proof"), "2026-11-17", 2, "2 of 6 tests were drawn"),
+        ((), None, 25, None),
+    ],
+)
+def test_a_run_says_how_many_were_drawn_and_who_runs_the_rest(
+    tmp_path: Path, words: tuple[str, ...], seed: str | None, passed: int, told: str | None
+) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    for name in ("test_one.py", "test_two.py"):
+        (tmp_path / name).write_text(WHOLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  proof\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env.pop(VARIABLE, None)
+    env |= {VARIABLE: seed} if seed else {}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "sampling", "-p", "no:cacheprovider", *words]
+    ended = subprocess.run([*command, "."], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert f"{passed} passed" in ended.stdout
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("matrices and proofs: ") and "drawn" in line]
+    assert [line.partition(" by ")[0].removeprefix("matrices and proofs: ") for line in lines] == (
+        [told] if told else []
+    )
+    assert all(line.endswith("`make matrices` runs all") for line in lines)

@@ -60,7 +60,7 @@ def _base() -> bytes:
     return packed.getvalue()
 
 
-@pytest.mark.matrix(one_in=2, of="images that podman builds")
+@pytest.mark.matrix(one_in=3, of="images that podman builds")
 @pytest.mark.slow
 def test_the_image_is_built_and_passes_its_arguments_on(podman: Registry) -> None:
     podman.podman(
@@ -86,7 +86,7 @@ def test_the_image_is_built_and_passes_its_arguments_on(podman: Registry) -> Non
     assert run("bash", "-c", "echo $0 $PWD", "x") == "x /workspace\n"
 
 
-@pytest.mark.matrix(one_in=2, of="images that podman builds")
+@pytest.mark.matrix(one_in=3, of="images that podman builds")
 @pytest.mark.slow
 def test_the_sagemaker_stage_is_built_with_what_the_job_needs(podman: Registry) -> None:
     podman.podman(

@@ -75,6 +75,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
             subprocess.run(["ip", "netns", "delete", netns], capture_output=True, check=False)
 
 
+@pytest.mark.matrix(one_in=3, of="images that podman builds")
 @pytest.mark.timeout(600)
 def test_the_server_of_the_compose_file_answers(stack: Stack) -> None:
     up = stack.compose("up", "--detach", "--no-build")

@@ -145,7 +145,7 @@ def make(programs: ForkServer, python: WarmPython, tmp_path: Path) -> Make:
     return lambda hosts, gpus, **words: Cluster(tmp_path, hosts, gpus, programs=programs, python=python, **words)
 
 
-@pytest.mark.matrix(one_in=8, of="scenarios of a healthy SageMaker job")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 @pytest.mark.parametrize(
     ("hosts", "gpus", "launcher"),
     [
@@ -181,7 +181,7 @@ def test_a_healthy_cluster_passes_in_every_scenario(make: Make, hosts: int, gpus
     assert "Price: EC2's price of the same machine" in said and "stated it" not in said, said
 
 
-@pytest.mark.matrix(one_in=6, of="SageMaker jobs that do not pass")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(make: Make, tmp_path: Path) -> None:
     cluster = make(1, 2)
     (tmp_path / "site.toml").write_text("")
@@ -189,7 +189,7 @@ def test_without_a_figure_to_compare_with_it_is_a_warning_and_no_failure(make: M
     assert (code, metrics["overall"]) == (0, "WARN"), said
 
 
-@pytest.mark.matrix(one_in=6, of="SageMaker jobs that do not pass")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_a_site_figure_that_is_missed_fails(make: Make, tmp_path: Path) -> None:
     cluster = make(1, 2)
     (tmp_path / "site.toml").write_text(SITE.replace("0.000001", "1e9"))
@@ -197,7 +197,7 @@ def test_a_site_figure_that_is_missed_fails(make: Make, tmp_path: Path) -> None:
     assert (code, metrics["overall"]) == (1, "FAIL"), said
 
 
-@pytest.mark.matrix(one_in=8, of="scenarios of a healthy SageMaker job")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_large_scale_four_hosts_of_p5(make: Make) -> None:
     cluster = make(4, 2, instance="ml.p5.48xlarge")
     # Gloo carries the ranks here, so the transport is stated; on p5 the job expects EFA by itself.
@@ -213,7 +213,7 @@ def test_large_scale_four_hosts_of_p5(make: Make) -> None:
     assert metrics["cost"]["usd_per_hour"] > 4 * 30
 
 
-@pytest.mark.matrix(one_in=6, of="SageMaker jobs that do not pass")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_collectives_over_tcp_fail_where_sagemaker_attaches_efa(make: Make) -> None:
     cluster = make(2, 1, instance="ml.p5.48xlarge")
     code, metrics, said = cluster.run("torchrun")
@@ -222,7 +222,7 @@ def test_collectives_over_tcp_fail_where_sagemaker_attaches_efa(make: Make) -> N
     assert bad and bad[0]["verdict"] in ("fail", "error"), said
 
 
-@pytest.mark.matrix(one_in=6, of="SageMaker jobs that do not pass")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_gpus_that_no_process_uses_make_it_incomplete(make: Make) -> None:
     cluster = make(2, 1)
     smi = cluster.folder / "tools" / "nvidia-smi"
@@ -232,7 +232,7 @@ def test_gpus_that_no_process_uses_make_it_incomplete(make: Make) -> None:
     assert "1 of 4 GPUs of this host take part" in " ".join(metrics["reasons"])
 
 
-@pytest.mark.matrix(one_in=6, of="SageMaker jobs that do not pass")
+@pytest.mark.matrix(one_in=16, of="SageMaker jobs on hosts of this machine")
 def test_results_of_another_job_in_the_same_place_are_not_taken(make: Make) -> None:
     """`--to` names one place for two jobs; in the second one the other host never starts."""
     cluster = make(2, 1)

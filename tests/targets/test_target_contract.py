@@ -25,6 +25,7 @@ def test_plan_is_pure_and_its_text_is_stable(name: str, place: Any, tmp_path: An
     assert not placement.job_folder.exists()
 
 
+@pytest.mark.matrix(one_in=3)
 def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place())
@@ -39,6 +40,7 @@ def test_a_handle_survives_json(name: str, place: Any, run: Any, end: Any, reser
     run(go())
 
 
+@pytest.mark.matrix(one_in=3)
 def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("echo started"))
@@ -56,6 +58,7 @@ def test_submitted_often_it_starts_once(name: str, place: Any, run: Any, end: An
     run(go())
 
 
+@pytest.mark.matrix(one_in=3)
 def test_streams_read_the_same_in_any_pieces(name: str, place: Any, run: Any, end: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("seq 1 200"))
@@ -122,6 +125,7 @@ def test_a_stream_is_one_of_the_known_names(name: str, stream: str, place: Any, 
         run(target.read(target.plan(place()).handle, stream, offset=0, limit=10))
 
 
+@pytest.mark.matrix(one_in=3)
 def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: Any, printed: Any, reserve: Any) -> None:
     target = targets.load(name)
     submission = target.plan(place("trap 'exit 75' TERM; echo up; while :; do sleep 0.02; done"))
@@ -142,6 +146,7 @@ def test_cancel_stops_it_with_the_reason(name: str, place: Any, run: Any, end: A
     run(go())
 
 
+@pytest.mark.matrix(one_in=3)
 def test_release_ends_it_by_force_and_may_be_repeated(
     name: str, place: Any, run: Any, printed: Any, reserve: Any, free: Any
 ) -> None:
@@ -164,6 +169,7 @@ def test_release_ends_it_by_force_and_may_be_repeated(
     run(go())
 
 
+@pytest.mark.matrix(one_in=3)
 def test_a_released_attempt_keeps_how_it_ended(
     name: str, place: Any, run: Any, end: Any, reserve: Any, free: Any
 ) -> None:

@@ -70,6 +70,7 @@ def test_the_report_file(tab: Page, db: Database, tmp_path: Path) -> None:
     expect(tab.locator("figure.chart")).to_have_count(4)
 
 
+@pytest.mark.proof
 def test_a_printed_heat_map_has_all_its_columns(tab: Page, tmp_path: Path) -> None:
     results = (healths.result(f"check_{number:02}", ok("fine")) for number in range(60))
     node = healths.node("gpu-001", *results)
@@ -87,6 +88,7 @@ def test_a_printed_heat_map_has_all_its_columns(tab: Page, tmp_path: Path) -> No
     expect(tab.locator(".heat .scroll svg text.col")).to_have_count(60)
 
 
+@pytest.mark.proof
 def test_the_curve_reads_out_under_pointer_and_arrows(tab: Page, db: Database, tmp_path: Path) -> None:
     tab.goto(write(db, samples.completed(db), tmp_path))
     read_out, axes = tab.locator("#chart-loss .readout"), tab.locator("#chart-loss .axes")
@@ -101,6 +103,7 @@ def test_the_curve_reads_out_under_pointer_and_arrows(tab: Page, db: Database, t
     expect(read_out).to_contain_text("step 199")
 
 
+@pytest.mark.proof
 def test_hostile_values_do_nothing(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     story = samples.Story(db).start().move(Stage.RUNNING).tell(hostile_events())
     story.end_attempt(Reason.SCRIPT_FAILED, HOSTILE, evidence={"last_lines": [HOSTILE]})
@@ -131,6 +134,7 @@ def test_the_live_page_follows_its_job(tab: Page, db: Database, url: str) -> Non
     expect(tab.locator("#curves .readout").first).to_contain_text("→ 1.948")
 
 
+@pytest.mark.proof
 def test_cancel_asks_first(tab: Page, db: Database, url: str) -> None:
     story = samples.resumed(db)
     tab.goto(f"{url}/jobs/{story.id}")
@@ -147,7 +151,7 @@ def test_cancel_asks_first(tab: Page, db: Database, url: str) -> None:
     assert row.cancel_requested
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.proof
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone(tab: Page, db: Database, url: str, scheme: str) -> None:
     tab.set_viewport_size({"width": 360, "height": 740})
@@ -163,6 +167,7 @@ def test_nothing_is_wider_than_a_phone(tab: Page, db: Database, url: str, scheme
     assert ground == {"light": "rgb(246, 246, 244)", "dark": "rgb(15, 16, 18)"}[scheme]
 
 
+@pytest.mark.matrix(one_in=2, of="sign-in with a browser")
 def test_a_person_signs_in_and_out(tab: Page, db: Database, tmp_path: Path) -> None:
     story = samples.resumed(db)
     token = issue(db, "ann", Role.USER)["Authorization"].removeprefix("Bearer ")
@@ -183,6 +188,7 @@ def test_a_person_signs_in_and_out(tab: Page, db: Database, tmp_path: Path) -> N
         expect(tab.get_by_role("heading", name="Sign in")).to_be_visible()
 
 
+@pytest.mark.proof
 def test_an_open_page_whose_token_is_revoked_goes_to_the_sign_in_page(tab: Page, db: Database, tmp_path: Path) -> None:
     samples.resumed(db)
     token = issue(db, "ann", Role.USER)["Authorization"].removeprefix("Bearer ")

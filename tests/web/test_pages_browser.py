@@ -56,7 +56,7 @@ def violations(tab: Page) -> list[str]:
     return [f"{rule['id']}: {node['html'][:160]} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
 
 
-@pytest.mark.matrix(one_in=7, of="pages by width and scheme")
+@pytest.mark.matrix(one_in=6, of="every page in a browser")
 def test_every_page_at_every_width_is_whole_and_accessible(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("no axe: pip install axe-playwright-python")
@@ -83,6 +83,7 @@ def test_every_page_at_every_width_is_whole_and_accessible(tab: Page, db: Databa
     assert "\n".join(f"{page}: {rule}" for page, rules in wrong.items() for rule in rules) == ""
 
 
+@pytest.mark.matrix(one_in=6, of="every page in a browser")
 def test_keys_alone_reach_everything(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     failed, resumed = furnish(db, tmp_path)
     tab.goto(url)
@@ -114,6 +115,7 @@ def test_keys_alone_reach_everything(tab: Page, db: Database, tmp_path: Path, ur
     expect(tab.locator(".line.chosen")).to_contain_text("Traceback (most recent call last)")
 
 
+@pytest.mark.proof
 def test_curves_zoom_and_hostile_names_and_numbers_are_only_drawn(tab: Page, db: Database, url: str) -> None:
     odd = "<img src=x onerror=alert(1)>"
     data = [
@@ -151,6 +153,7 @@ def test_curves_zoom_and_hostile_names_and_numbers_are_only_drawn(tab: Page, db:
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.proof
 def test_strips_that_come_late_are_shown(
     tab: Page, db: Database, url: str, app: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +165,7 @@ def test_strips_that_come_late_are_shown(
     expect(tab.locator("#strips[data-drawn] .row b")).to_have_text(["node-17"], timeout=30_000)
 
 
+@pytest.mark.proof
 def test_a_curve_of_one_point_is_a_dot(tab: Page, db: Database, url: str) -> None:
     story = samples.Story(db, samples.spec(name="short")).start().move(Stage.RUNNING)
     story.tell([Event(phase="STEP", event="metrics", data={"step": 2, "loss": 2.5})])
@@ -179,6 +183,7 @@ def test_a_curve_of_one_point_is_a_dot(tab: Page, db: Database, url: str) -> Non
     assert tab.locator("#curves [data-metric=loss] canvas").evaluate(coloured) > 0
 
 
+@pytest.mark.proof
 def test_a_zoom_is_drawn_at_once_from_the_points_that_are_here(tab: Page, db: Database, url: str) -> None:
     story = samples.resumed(db)
     tab.goto(f"{url}/jobs/{story.id}")
@@ -201,6 +206,7 @@ def test_a_zoom_is_drawn_at_once_from_the_points_that_are_here(tab: Page, db: Da
     assert press("0") == whole
 
 
+@pytest.mark.proof
 def test_the_last_lines_of_a_failed_run_are_open_at_their_end(
     tab: Page, db: Database, tmp_path: Path, url: str
 ) -> None:

@@ -128,7 +128,7 @@ def made(
         cluster.make("stop")
 
 
-@pytest.mark.matrix(one_in=48)
+@pytest.mark.matrix(one_in=96)
 @pytest.mark.parametrize("target", framework.MAKE_TARGETS)
 @pytest.mark.parametrize("made", [(name, ()) for name in CLUSTERS], ids=list(CLUSTERS), indirect=True)
 def test_every_make_target_as_typed_ends_with_0(made: Cluster, target: str, request: pytest.FixtureRequest) -> None:
@@ -143,7 +143,7 @@ def test_every_make_target_as_typed_ends_with_0(made: Cluster, target: str, requ
         assert f"{MODELS.get(name, 'llama3.1-8b')} on " in stderr, stderr
 
 
-@pytest.mark.matrix(one_in=60)
+@pytest.mark.matrix(one_in=120)
 @pytest.mark.parametrize(
     ("made", "fault"),
     [((name, (fault,)), fault) for name in CLUSTERS for fault in FAULTS],

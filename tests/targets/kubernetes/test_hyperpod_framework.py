@@ -108,7 +108,7 @@ def test_the_quick_test_passes_and_leaves_what_was_there_before(
         assert left(kube, namespace) == {"other"}
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_the_full_test_passes_with_the_rate_of_plan_as_its_baseline(
     kube: Kube, namespace: str, words: list[str], clock: SimulatedClock
 ) -> None:
@@ -126,7 +126,7 @@ def test_the_full_test_passes_with_the_rate_of_plan_as_its_baseline(
     assert left(kube, namespace) == set()
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_a_model_that_does_not_fit_is_told_before_and_fails(
     kube: Kube, namespace: str, words: list[str], clock: SimulatedClock
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_model_that_does_not_fit_is_told_before_and_fails(
     assert found["indicator"] == "pods_running" and "ended with 1" in found["reason"], found
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_a_container_that_was_restarted_once_fails_and_the_rest_is_still_measured(
     kube: Kube, namespace: str, words: list[str], clock: SimulatedClock
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_container_that_was_restarted_once_fails_and_the_rest_is_still_measure
     ]
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_status_logs_run_and_cleanup(kube: Kube, namespace: str, words: list[str], clock: SimulatedClock) -> None:
     code, answer = call(words, "--action", "status")
     assert code == 0 and answer["job_exists"] is False
@@ -182,7 +182,7 @@ def test_status_logs_run_and_cleanup(kube: Kube, namespace: str, words: list[str
         assert left(kube, namespace) == set()
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_the_quick_test_runs_as_a_make_target(kube: Kube, namespace: str, words: list[str]) -> None:
     """By make itself and a new interpreter; its two seconds are as many minutes of the cluster."""
     args = shlex.join([*words[words.index("--on") :], "--monitor-duration", "2"])
@@ -212,7 +212,7 @@ def test_an_interrupted_test_is_cleaned_up(
         assert left(kube, namespace) == set()
 
 
-@pytest.mark.matrix(one_in=2, of="HyperPod tests on a stand-in")
+@pytest.mark.matrix(one_in=4, of="HyperPod tests on a stand-in")
 def test_reap_removes_what_a_killed_test_left_and_leaves_one_that_runs(
     kube: Kube, namespace: str, words: list[str], clock: SimulatedClock
 ) -> None:

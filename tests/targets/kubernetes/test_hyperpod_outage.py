@@ -137,6 +137,7 @@ def every_third(method: str, _path: str, number: int) -> int | str | None:
     return 502 if method == "GET" and number % 12 == 2 else None
 
 
+@pytest.mark.matrix(one_in=4, of="creations that the API server refuses")
 def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str, tmp_path: Path) -> None:
     with operator(kube, namespace) as clock, Proxy(kube, every_third) as proxy:
         outcome = run_test(RetryingClient(proxy.access), plan_of(namespace, tmp_path, clock))
@@ -147,7 +148,7 @@ def test_a_test_outlasts_refused_reads_and_deletions(kube: Kube, namespace: str,
     ], "each object was created by one request"  # fmt: skip
 
 
-@pytest.mark.matrix(one_in=3)
+@pytest.mark.matrix(one_in=4, of="creations that the API server refuses")
 @pytest.mark.parametrize("what", ["lose", "drop", 500])
 def test_a_request_to_create_is_repeated_only_where_the_object_is_not_there(
     kube: Kube, namespace: str, tmp_path: Path, what: int | str

@@ -146,6 +146,7 @@ def broken(slurm: Cluster, tmp_path: Path, cluster_file: Path) -> Callable[[str,
     return replace
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 @pytest.mark.timeout(300)
 def test_foreign_jobs_of_the_same_user_hide_no_attempt(
@@ -170,6 +171,7 @@ def test_foreign_jobs_of_the_same_user_hide_no_attempt(
         slurm.call("scancel", "--state=PENDING", "--user=root", check=False)
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 @pytest.mark.timeout(300)
 def test_an_empty_listing_and_accounting_that_is_away_lose_no_job(
@@ -241,6 +243,7 @@ def test_the_nodes_are_listed_whatever_their_reasons_say(slurm: Cluster, cluster
         slurm.call("scontrol", "update", "nodename=n2", "state=resume")
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 @pytest.mark.timeout(300)
 def test_scancel_of_a_running_array_task_is_told(

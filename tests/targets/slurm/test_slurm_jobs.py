@@ -62,6 +62,7 @@ def test_two_nodes_get_ranks_gpus_and_a_meeting_point(target: Any, place: Any, r
     run(go())
 
 
+@pytest.mark.proof
 def test_no_secret_of_the_server_is_in_the_job(
     target: Any, place: Any, run: Any, end: Any, slurm: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def test_no_secret_of_the_server_is_in_the_job(
     run(go())
 
 
+@pytest.mark.proof
 def test_an_array_runs_each_task_and_fails_with_the_one_that_failed(
     target: Any, place: Any, run: Any, end: Any
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_pending_job_is_explained_and_cancelled_out_of_the_queue(
         slurm.call("scontrol", "update", "nodename=n3", "state=resume")
 
 
+@pytest.mark.proof
 def test_a_foreign_scancel_is_a_cancel_and_one_listing_serves_all_jobs(
     target: Any, place: Any, run: Any, printed: Any, end: Any, slurm: Cluster, cluster_file: Path
 ) -> None:
@@ -161,6 +164,7 @@ def test_a_foreign_scancel_is_a_cancel_and_one_listing_serves_all_jobs(
     run(go())
 
 
+@pytest.mark.proof
 def test_one_node_that_fails_ends_the_others(target: Any, place: Any, run: Any, end: Any) -> None:
     script = 'if [ "$RANK" = 1 ]; then echo broken; exit 3; fi; trap "exit 75" TERM; while :; do sleep 0.1; done'
     made = place(script, resources={"nodes": 2})
@@ -174,6 +178,7 @@ def test_one_node_that_fails_ends_the_others(target: Any, place: Any, run: Any, 
     run(go())
 
 
+@pytest.mark.proof
 def test_near_the_time_limit_it_saves_and_can_be_resumed(
     target: Any, place: Any, run: Any, printed: Any, end: Any, slurm: Cluster
 ) -> None:
@@ -194,6 +199,7 @@ def test_near_the_time_limit_it_saves_and_can_be_resumed(
     run(go())
 
 
+@pytest.mark.proof
 def test_a_registry_password_is_a_closed_file_that_does_not_stay(
     target: Any, place: Any, run: Any, end: Any, slurm: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +225,7 @@ def test_a_registry_password_is_a_closed_file_that_does_not_stay(
     run(go())
 
 
+@pytest.mark.proof
 def test_a_pipe_in_the_place_of_the_record_holds_nobody_up(target: Any, place: Any, run: Any, end: Any) -> None:
     made = place(
         'rm -f "$(dirname "$TRAINMASTER_EVENTS")"/exit.json*; mkfifo "$(dirname "$TRAINMASTER_EVENTS")/exit.json"'

@@ -102,6 +102,7 @@ def agree(page: Page, person: str) -> None:
     page.get_by_role("button", name=person, exact=True).first.click()
 
 
+@pytest.mark.matrix(one_in=2, of="sign-in with a browser")
 def test_sign_in_see_the_runs_sign_out(places: tuple[str, str], page: Page, tmp_path: Path) -> None:
     ours, issuer = places
     page.goto(f"{ours}/settings")

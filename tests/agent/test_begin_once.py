@@ -32,6 +32,7 @@ def test_a_second_agent_starts_nothing_while_the_first_lives(node: Any) -> None:
     assert (node.folder / "count").read_text() == "started\n"
 
 
+@pytest.mark.proof
 def test_an_attempt_that_is_over_stays_as_it_ended(node: Any) -> None:
     plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; exit 3')
     node.run(plan)
@@ -56,6 +57,7 @@ def test_an_attempt_whose_agent_was_killed_does_not_begin_again(node: Any) -> No
     assert (node.folder / "count").read_text() == "started\n"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("end", "said"), [("killed", "has begun before"), ("done", "the attempt is over")])
 def test_a_second_agent_says_why_it_starts_nothing_whatever_the_first_sweeps(node: Any, end: str, said: str) -> None:
     """It was killed with the leftovers of the first one, without a word."""
@@ -75,6 +77,7 @@ def test_a_second_agent_says_why_it_starts_nothing_whatever_the_first_sweeps(nod
     assert second.returncode == 1
 
 
+@pytest.mark.proof
 def test_many_agents_at_once_are_one(node: Any) -> None:
     plan = node.shell('echo started >> "$(dirname $TRAINMASTER_STOP)/count"; sleep 0.3')
     agents = [node.start(plan, "--detach") for _ in range(4)]

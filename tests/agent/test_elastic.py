@@ -255,6 +255,7 @@ def test_groups_need_our_agent_and_no_drill() -> None:
 # A whole run.
 
 
+@pytest.mark.matrix(one_in=3, of="recoveries of real ranks")
 @pytest.mark.spawns
 def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node: Any) -> None:
     """Rank 1 dies in a step of the group that leads: the other makes it alone, leads, and is joined again."""

@@ -26,6 +26,7 @@ def swap(file: str, make: str) -> str:
     return HERE + SWAP.format(file=file, make=make)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("what", WRITES)
 @pytest.mark.parametrize("make", ["mkfifo", "ln -s target"])
 def test_an_event_file_that_is_a_pipe_or_a_link_holds_no_agent_up(node: Any, make: str, what: str) -> None:
@@ -39,6 +40,7 @@ def test_an_event_file_that_is_a_pipe_or_a_link_holds_no_agent_up(node: Any, mak
     assert (node.folder / "target").read_text() == "kept\n"
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("file", ["rank-0.log", "agent.log"])
 @pytest.mark.parametrize("make", ["mkfifo", "ln -s target"])
 def test_a_log_that_is_a_pipe_or_a_link_does_not_keep_the_record(node: Any, make: str, file: str) -> None:

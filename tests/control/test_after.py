@@ -56,6 +56,7 @@ def test_it_starts_when_all_are_over_and_says_for_whom_it_waits(db: Database, tm
     assert after.list_before(db, third.id) == []
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("on", ["success", "always"])
 def test_one_that_fails_ends_it_with_the_reason_or_not(db: Database, tmp_path: Path, on: str) -> None:
     target = Scripted(ended(TargetState.FAILED, Reason.SCRIPT_FAILED))
@@ -73,6 +74,7 @@ def test_one_that_fails_ends_it_with_the_reason_or_not(db: Database, tmp_path: P
     assert target.made("submit") == (2 if on == "always" else 1)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("on", ["success", "always"])
 def test_one_that_was_deleted_is_not_taken_for_a_success(db: Database, tmp_path: Path, on: str) -> None:
     target = Scripted(GOOD)
@@ -121,6 +123,7 @@ def test_a_name_is_the_newest_job_of_it_and_a_repeated_submission_the_same_job(d
     assert [other.id for other in after.list_before(db, job.id)] == [later.id]
 
 
+@pytest.mark.proof
 def test_one_that_is_run_again_waits_for_nobody(db: Database, tmp_path: Path) -> None:
     target = Scripted(ended(TargetState.FAILED, Reason.SCRIPT_FAILED), GOOD)
     submitting.submit(db, spec("prepare"), load=target.load)
@@ -167,6 +170,7 @@ def test_the_trials_of_a_set_wait_for_the_job_that_had_the_name_then(db: Databas
     assert [[other.id for other in after.list_before(db, job)] for job in begun] == [[first.id]] * 2
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", ["matrix", "search"])
 def test_trials_whose_predecessor_was_deleted_fail_for_it_and_the_set_ends(
     db: Database, tmp_path: Path, kind: str

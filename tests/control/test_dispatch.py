@@ -132,6 +132,7 @@ def test_a_job_waits_for_its_gpu_and_gets_it_when_nothing_of_the_other_is_left(d
     assert target.faults == []
 
 
+@pytest.mark.proof
 def test_two_reconcilers_never_book_a_gpu_twice(db: Database, tmp_path: Path) -> None:
     target = Shared(3)
     jobs = [_submit(db, target, f"j{n}", gpus=1 + n % 3) for n in range(7)]
@@ -342,6 +343,7 @@ def test_nobody_starts_on_gpus_that_were_asked_for_too_long_ago(
     asyncio.run(go())
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("project", ["default", "secret"])
 def test_a_preempted_job_goes_back_into_the_queue_and_uses_up_no_attempt(
     db: Database, tmp_path: Path, project: str
@@ -413,6 +415,7 @@ esac
 """
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 def test_local_jobs_see_the_gpus_that_they_were_given(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

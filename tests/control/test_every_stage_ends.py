@@ -84,6 +84,7 @@ def test_an_exit_record_that_cannot_be_read_is_described(text: bytes) -> None:
     assert record.message.startswith("the agent's exit record cannot be read")
 
 
+@pytest.mark.proof
 def test_a_job_that_writes_its_own_exit_record_ends(db: Database, tmp_path: Path) -> None:
     script = 'echo rubbish > "$(dirname "$TRAINMASTER_EVENTS")/exit.json"; sleep 60'
     job = finish(db, tmp_path, {"command": ["sh", "-c", script]})
@@ -187,6 +188,7 @@ def test_an_outputs_folder_that_became_a_link_is_named_as_not_stored(db: Databas
     assert job.message.endswith("1 file was not stored: outputs: symbolic link, not a plain file")
 
 
+@pytest.mark.proof
 def test_a_sparse_output_is_stored_without_reading_its_holes(db: Database, tmp_path: Path) -> None:
     script = 'cd "$TRAINMASTER_OUTPUTS"; truncate -s 256M a; printf xyz | dd of=a seek=99999999 bs=1 conv=notrunc'
     before = read_bytes()
@@ -203,6 +205,7 @@ def read_bytes() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("code", "status"), [(0, Status.COMPLETED), (3, Status.CANCELLED)])
 def test_a_cancel_ends_a_job_that_is_collecting(
     db: Database, tmp_path: Path, code: int, status: Status, monkeypatch: pytest.MonkeyPatch
@@ -219,6 +222,7 @@ def test_a_cancel_ends_a_job_that_is_collecting(
     assert {"outputs/a", "attempts/1/rank-0.log"} <= stored and not {"outputs/large", "outputs/z"} & stored
 
 
+@pytest.mark.proof
 def test_what_a_job_leaves_has_a_quota(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(quotas.VARIABLE, "0.001")
     script = 'cd "$TRAINMASTER_OUTPUTS"; printf 1 > a; truncate -s 2M b; printf 2 > c'

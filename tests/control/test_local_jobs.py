@@ -110,6 +110,7 @@ def test_a_job_cancelled_before_its_start_never_starts(db: Database, tmp_path: P
     assert not (tmp_path / "jobs").exists()
 
 
+@pytest.mark.proof
 def test_a_lost_attempt_is_cleared_away_and_the_next_one_completes(db: Database, tmp_path: Path) -> None:
     """The agent is killed with SIGKILL and its rank lives on; the next attempt must not run beside it."""
     waits_once = f"import os\nif os.environ['{ATTEMPT_VARIABLE}'].endswith('.1'):\n    {SLEEP}"
@@ -147,6 +148,7 @@ put(b'NING","event":"end"}\n{"phase":"TRAINING","event":"never fini')
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("zone", "hour"), [({}, 10.0), ({"zone": "Asia/Kolkata"}, 4.5)])
 def test_odd_lines_are_kept_as_they_are(db: Database, tmp_path: Path, zone: dict[str, str], hour: float) -> None:
     job = submit(db, ODD_LINES, **zone)

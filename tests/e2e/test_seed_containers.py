@@ -27,7 +27,7 @@ from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import AttemptRow, JobRow
 
-STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+STEPS = pytest.mark.matrix(one_in=5, of="steps of a rented box", by_file=True)
 pytestmark = [STEPS, pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 VARIABLE = "SEED_REGISTRY_PASSWORD"
 SCRIPT = "echo training in a container; until [ -e go ]; do sleep 0.05; done; echo done"

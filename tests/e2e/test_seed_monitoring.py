@@ -25,7 +25,7 @@ from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import JobRow
 
-STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+STEPS = pytest.mark.matrix(one_in=5, of="steps of a rented box", by_file=True)
 pytestmark = [STEPS, pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 
 

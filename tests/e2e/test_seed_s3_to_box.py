@@ -29,7 +29,7 @@ from trainmaster.store.rows import JobRow
 from trainmaster.targets.ssh.hosts import SshHost
 from trainmaster.targets.ssh.session import session
 
-STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+STEPS = pytest.mark.matrix(one_in=5, of="steps of a rented box", by_file=True)
 pytestmark = [STEPS, pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]
 
 OBJECTS = {

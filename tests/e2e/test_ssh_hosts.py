@@ -12,7 +12,7 @@ import pytest
 from sshd import needs_sshd
 
 ROOT = Path(__file__).parents[2]
-STEPS = pytest.mark.matrix(one_in=3, of="steps of a rented box", by_file=True)
+STEPS = pytest.mark.matrix(one_in=5, of="steps of a rented box", by_file=True)
 pytestmark = [STEPS, pytest.mark.spawns, needs_sshd]
 
 

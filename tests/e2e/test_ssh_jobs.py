@@ -192,7 +192,7 @@ def test_a_lost_machine_is_replaced_in_the_next_attempt_and_the_run_is_the_same(
         print(f"\na machine lost; {back[0] - lost[0]:.1f} s until the next training step on another")
 
 
-@pytest.mark.matrix(one_in=3, of="jobs over SSH")
+@pytest.mark.matrix(one_in=5, of="jobs over SSH")
 def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     db: Database, tmp_path: Path, machines: Lab, target: str
 ) -> None:
@@ -221,7 +221,7 @@ def test_what_a_machine_still_runs_when_it_is_back_is_ended(
     assert asyncio.run(reap.sweep(db, tmp_path)) == []
 
 
-@pytest.mark.matrix(one_in=3, of="jobs over SSH")
+@pytest.mark.matrix(one_in=5, of="jobs over SSH")
 def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, target: str) -> None:
     (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\npreflight: { level: 0 }\n")
     words = ["submit", "job.yaml", "--on", target, "--follow", "--workdir", "none", "--home", "home"]
@@ -232,7 +232,7 @@ def test_a_followed_job_ends_without_a_word_about_connections(tmp_path: Path, ta
     assert "Task was destroyed" not in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.matrix(one_in=3, of="jobs over SSH")
+@pytest.mark.matrix(one_in=5, of="jobs over SSH")
 def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path: Path, target: str) -> None:
     script = "mkdir -p $TRAINMASTER_OUTPUTS/d; for i in $(seq 700); do echo $RANK-$i > $TRAINMASTER_OUTPUTS/d/$i; done"
     big = "head -c 20000000 /dev/urandom > $TRAINMASTER_OUTPUTS/big; sha256sum < $TRAINMASTER_OUTPUTS/big"
@@ -247,7 +247,7 @@ def test_many_small_outputs_are_collected_in_few_requests(db: Database, tmp_path
         assert store.get(f"jobs/{job.id}/attempts/1/rank-{rank}.log").split()[0].decode() == digest
 
 
-@pytest.mark.matrix(one_in=3, of="jobs over SSH")
+@pytest.mark.matrix(one_in=5, of="jobs over SSH")
 def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Database, tmp_path: Path, target: str) -> None:
     line = '{"v":1,"phase":"STEP","event":"metrics","data":{"rank":\'$RANK\',"part":%s}}'
     check = '{"v":1,"phase":"PREFLIGHT","event":"check","data":{"check":"cpu","verdict":"pass"}}'
@@ -291,7 +291,7 @@ def test_events_and_logs_of_every_node_arrive_while_it_runs_and_once(db: Databas
     assert [row.check for row in nodes.list_checks(db, job.id)] == ["cpu", "cpu"]  # the check of each node
 
 
-@pytest.mark.matrix(one_in=3, of="jobs over SSH")
+@pytest.mark.matrix(one_in=5, of="jobs over SSH")
 def test_jobs_wait_for_a_free_machine_and_all_complete(db: Database, tmp_path: Path, target: str) -> None:
     spec = {"name": "many", "target": target, "command": ["sh", "-c", "sleep 0.2; echo $$ > $TRAINMASTER_OUTPUTS/pid"]}
     jobs = [submitting.submit(db, parse_spec({**spec, "preflight": {"level": 0}})) for _ in range(7)]

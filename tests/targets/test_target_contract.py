@@ -196,6 +196,7 @@ def test_what_was_never_submitted(name: str, place: Any, run: Any, free: Any) ->
     assert run(target.poll(handle)).state is TargetState.WAITING
 
 
+@pytest.mark.matrix(one_in=3)
 def test_an_attempt_cancelled_before_its_start_does_not_run(
     name: str, place: Any, run: Any, end: Any, reserve: Any
 ) -> None:

@@ -89,6 +89,7 @@ def settled(agent: Any, text: str) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.matrix(one_in=2, of="runs that HyperPod's log agent judges")
 def test_a_healthy_run_is_healthy_on_every_node(monitor: ModuleType, output: list[str], tmp_path: Path) -> None:
     wanted = rules("--silent-s", "1", "--slow-tokens-per-s", "1", "--fault-not-finite")
     for node, text in enumerate(output):

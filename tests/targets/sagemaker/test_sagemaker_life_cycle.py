@@ -23,6 +23,7 @@ from trainmaster.core.states import Reason, TargetState
 pytestmark = pytest.mark.spawns
 
 
+@pytest.mark.proof
 def test_a_job_runs_and_its_bytes_arrive_once(
     client: Any, endpoint: str, account: Path, place: Any, run: Any, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_without_an_answer_the_state_is_unknown(client: Any, account: Path, plac
 # --- several hosts, and a package that is sent -----------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_two_hosts_run_the_package_that_was_sent_and_each_has_its_files(
     client: Any, endpoint: str, account: Path, place: Any, run: Any, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def purged(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.proof
 def test_a_job_that_has_left_the_queue_is_judged_by_accounting(
     accounted: Cluster, tmp_path: Path, purged: str, place: Any, run: Any, end: Any
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_job_that_has_left_the_queue_is_judged_by_accounting(
     run(go())
 
 
+@pytest.mark.proof
 def test_text_and_json_of_this_slurm_are_the_same_jobs(
     accounted: Cluster, tmp_path: Path, place: Any, run: Any, end: Any
 ) -> None:

@@ -343,6 +343,7 @@ def test_a_controller_that_cannot_be_asked_is_unknown_and_not_failed(
 # --- over a login node -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @needs_sshd
 def test_a_login_node_over_ssh(
     machines: Lab, place: Any, run: Any, end: Any, printed: Any, tmp_path: Path, slurm: Cluster

@@ -107,6 +107,7 @@ def test_file_integrity_verified(box: Any, run: Any, here: Path, there: Path) ->
     assert digest(here / "model") == digest(there / "model") == digest(here / "back")
 
 
+@pytest.mark.proof
 def test_handles_large_files_correctly(box: Any, run: Any, here: Path, there: Path) -> None:
     with (here / "large").open("wb") as out:
         for _ in range(110):
@@ -119,6 +120,7 @@ def test_handles_large_files_correctly(box: Any, run: Any, here: Path, there: Pa
     assert digest(here / "large") == digest(there / "large")
 
 
+@pytest.mark.proof
 def test_file_transfer_speed(box: Any, run: Any, here: Path, there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured and printed; `benchmarks/transfer.py` compares it with scp and rsync."""
     (here / "speed").write_bytes(os.urandom(64 << 20))

@@ -44,6 +44,7 @@ async def place_at_once(target: targets.Target, plans: Sequence[Submission]) -> 
     return found
 
 
+@pytest.mark.proof
 def test_jobs_that_come_at_once_share_the_questions_and_try_no_slot_twice(
     hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
 ) -> None:
@@ -76,6 +77,7 @@ def test_jobs_of_several_nodes_do_not_take_a_part_each(
     assert sum(count for (_, method), count in asked.items() if method == "claim") == 2
 
 
+@pytest.mark.proof
 def test_the_first_attempt_waits_for_its_spare_and_a_later_one_does_not(hosts_file: Path, place: Any, run: Any) -> None:
     text = hosts_file.read_text()
     hosts_file.write_text(text.replace("slots: 4", "slots: 1"))
@@ -100,6 +102,7 @@ def test_the_first_attempt_waits_for_its_spare_and_a_later_one_does_not(hosts_fi
     assert (len(again["nodes"]), again["spares"]) == (2, 0)
 
 
+@pytest.mark.proof
 def test_a_job_that_gives_up_while_a_machine_is_asked_does_not_end_the_question(
     hosts_file: Path, place: Any, run: Any, asked: Counter[tuple[str, str]]
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_job_that_gives_up_while_a_machine_is_asked_does_not_end_the_question(
     assert asked["n1", "offer"] <= 2
 
 
+@pytest.mark.proof
 def test_a_slot_of_a_try_that_broke_off_is_given_back_when_the_job_has_to_wait(
     hosts_file: Path, place: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +168,7 @@ def _after_a_moment(patch: pytest.MonkeyPatch, cut: Any) -> Any:
     return claimed
 
 
+@pytest.mark.proof
 def test_a_machine_that_refuses_a_claim_is_left_out(hosts_file: Path, machines: Lab, place: Any, run: Any) -> None:
     """One machine with a full disk, first in the file, ended every job although others were free."""
     target = targets.load(f"ssh:{hosts_file}")
@@ -195,6 +200,7 @@ def _full(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.proof
 def test_a_job_that_is_cut_off_before_its_claim_is_sent_takes_no_slot(
     hosts_file: Path, place: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_list_of_files_that_unpacks_without_end_is_refused(monkeypatch: pytest
         Manifest.unpack(zlib.compress(b"[" + b" " * (2 << 20) + b"]"))
 
 
+@pytest.mark.proof
 def test_a_slot_is_kept_while_staging_takes_long(hosts_file: Path, place: Any, run: Any, machines: Lab) -> None:
     target = targets.load(f"ssh:{hosts_file}")
     assert isinstance(target, Ssh)
@@ -138,6 +139,7 @@ def test_a_slot_is_kept_while_staging_takes_long(hosts_file: Path, place: Any, r
     run(go())
 
 
+@pytest.mark.proof
 def test_connections_that_nobody_uses_are_closed(
     machines: Lab, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

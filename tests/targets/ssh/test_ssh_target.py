@@ -73,6 +73,7 @@ def test_the_ranks_of_two_nodes_meet_and_leave_their_files(hosts_file: Path, pla
     run(go())
 
 
+@pytest.mark.proof
 def test_one_node_that_fails_ends_the_attempt_and_its_peer_is_killed(
     hosts_file: Path, place: Any, run: Any, end: Any
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_slot_is_given_once_and_a_job_waits_for_it(hosts_file: Path, place: An
     run(go())
 
 
+@pytest.mark.proof
 def test_a_reservation_that_is_not_used_lapses(
     hosts_file: Path, machines: Lab, place: Any, run: Any, reserve: Any
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_reservation_that_is_not_used_lapses(
     run(go())
 
 
+@pytest.mark.proof
 def test_a_machine_that_is_away_is_unknown_and_others_are_used(
     hosts_file: Path, place: Any, run: Any, end: Any
 ) -> None:
@@ -173,6 +176,7 @@ def test_a_machine_that_stays_away_before_the_start_is_lost_and_not_waited_for(
     run(go())
 
 
+@pytest.mark.proof
 def test_a_connection_that_is_cut_is_opened_again_and_the_job_goes_on(
     tmp_path: Path, place: Any, run: Any, end: Any, printed: Any
 ) -> None:
@@ -215,6 +219,7 @@ def test_it_connects_through_another_machine(hosts_file: Path, machines: Lab, pl
     run(go())
 
 
+@pytest.mark.proof
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="needs root and unshare (util-linux)")
 def test_nodes_that_cannot_reach_each_other_start_nothing(
     hosts_file: Path, tmp_path: Path, place: Any, run: Any, reserve: Any
@@ -235,6 +240,7 @@ def test_nodes_that_cannot_reach_each_other_start_nothing(
     run(go())
 
 
+@pytest.mark.proof
 def test_a_working_folder_is_sent_once_and_resumed_where_it_was_cut(
     hosts_file: Path, machines: Lab, tmp_path: Path, place: Any, run: Any, end: Any, reserve: Any
 ) -> None:
@@ -275,6 +281,7 @@ def test_a_working_folder_is_sent_once_and_resumed_where_it_was_cut(
     run(go())
 
 
+@pytest.mark.proof
 def test_machines_that_share_a_folder_each_bring_the_working_folder_there(
     hosts_file: Path, tmp_path: Path, place: Any, run: Any, end: Any
 ) -> None:
@@ -368,6 +375,7 @@ def test_what_it_cannot_take_is_refused_when_the_job_is(hosts_file: Path, place:
         targets.load("ssh:/no/such/file.yaml").plan(place())
 
 
+@pytest.mark.proof
 def test_the_gpus_of_hosts_are_listed_and_ranks_see_those_that_the_queue_gave_them(
     hosts_file: Path, tmp_path: Path, place: Any, run: Any, end: Any
 ) -> None:

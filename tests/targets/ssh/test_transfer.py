@@ -63,6 +63,7 @@ def test_a_tree_arrives_as_it_is_and_comes_back(box: Any, run: Any, tmp_path: Pa
     assert contents(tmp_path / "there") == contents(source) | {"more": (0o644, b"stays")}
 
 
+@pytest.mark.proof
 def test_a_transfer_that_is_cut_resumes_and_agrees(run: Any, tmp_path: Path) -> None:
     size = 200 << 20
     with (tmp_path / "big").open("wb") as out:
@@ -117,6 +118,7 @@ def test_a_later_call_goes_on_with_what_has_arrived(box: Any, run: Any, tmp_path
     assert not draft.exists()
 
 
+@pytest.mark.proof
 def test_polls_are_answered_during_a_transfer(box: Any, run: Any, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(os.urandom(130 << 20))
 
@@ -237,6 +239,7 @@ def test_drafts_that_were_given_up_are_removed(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.proof
 def test_every_machine_of_the_lab_is_reached_at_once(machines: Lab, run: Any, tmp_path: Path) -> None:
     source = make_tree(tmp_path / "source")
 

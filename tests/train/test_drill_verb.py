@@ -107,6 +107,7 @@ def read(path: Path) -> bytes:
         return b""
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

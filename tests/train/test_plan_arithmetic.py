@@ -88,7 +88,7 @@ def test_a_checkpoint_holds_the_bytes_that_are_planned(run_here: RunHere, tmp_pa
     assert ran.named("CHECKPOINT", "saved")[-1]["data"]["bytes"] >= planned
 
 
-@pytest.mark.matrix(one_in=3)
+@pytest.mark.matrix(one_in=6)
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it first compiles
 @pytest.mark.parametrize(

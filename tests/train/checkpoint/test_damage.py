@@ -107,6 +107,7 @@ DAMAGES: dict[Damage, str] = {
 CONFIG = tiny(steps=6, eval_sequences=0, epoch_steps=100, checkpoint={"every_steps": 3, "keep": 2})
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(("damage", "why"), DAMAGES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_damaged_newest_is_rejected_and_the_one_before_it_resumed(
     run_here: RunHere, tmp_path: Path, damage: Damage, why: str
@@ -156,6 +157,7 @@ def test_when_none_is_good_nothing_starts(run_here: RunHere, tmp_path: Path, dam
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2  # they are left for a person to look at
 
 
+@pytest.mark.matrix(one_in=4, of="long proofs of the trainer")
 def test_two_ranks_refuse_together_with_exit_66(start: Start, run_here: RunHere, tmp_path: Path) -> None:
     run_here(tmp_path, CONFIG)
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import os, pickle, sys, torch, torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -43,6 +45,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.matrix(one_in=4, of="long proofs of the trainer")
 def test_a_tensor_that_is_cut_twice() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -49,6 +49,7 @@ def cut(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran
     return run
 
 
+@pytest.mark.matrix(one_in=4, of="long proofs of the trainer")
 def test_a_run_goes_on_bit_for_bit_from_either_tier(
     managed: Managed, daemon: Daemon, run_here: RunHere, cut: Callable[..., Ran], tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_what_only_the_memory_had_is_missed_and_not_started_over(
         run_here(tmp_path / "second", managed())
 
 
+@pytest.mark.proof
 def test_where_a_tier_cannot_be_asked_the_other_serves_and_with_neither_nobody_knows(
     managed: Managed, daemon: Daemon, cut: Callable[..., Ran], run_here: RunHere, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -102,6 +104,7 @@ def test_where_a_tier_cannot_be_asked_the_other_serves_and_with_neither_nobody_k
         run_here(tmp_path / "without both", managed(checkpoint=away))
 
 
+@pytest.mark.proof
 def test_a_part_that_is_not_what_was_written_is_not_loaded(
     managed: Managed, daemon: Daemon, cut: Callable[..., Ran], run_here: RunHere, tmp_path: Path
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_part_that_is_not_what_was_written_is_not_loaded(
         run_here(tmp_path / "fourth", config)
 
 
+@pytest.mark.proof
 def test_old_steps_go_from_s3(managed: Managed, run_here: RunHere, tmp_path: Path) -> None:
     config = managed(checkpoint={"keep": 1, "keep_every_steps": 8})
     # A first save that was cut off before the library had its index: no checkpoint, and it is told.
@@ -142,6 +146,7 @@ def test_old_steps_go_from_s3(managed: Managed, run_here: RunHere, tmp_path: Pat
     assert (steps, names) == ({"step_8", "step_10"}, ["step-00000008.s3.json", "step-00000010.s3.json"])
 
 
+@pytest.mark.proof
 def test_a_tier_that_refuses_a_save_leaves_it_to_the_other(
     managed: Managed, daemon: Daemon, s3: S3, cut: Callable[..., Ran], run_here: RunHere, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,6 +163,7 @@ def test_a_tier_that_refuses_a_save_leaves_it_to_the_other(
     assert "S3" in why
 
 
+@pytest.mark.proof
 def test_nothing_counts_as_saved_before_s3_has_a_witness(
     managed: Managed, s3: S3, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,8 +180,12 @@ def test_every_page_that_the_code_refers_to_exists() -> None:
     assert [page for page in sorted(named) if not (ROOT / page).exists()] == []
 
 
-def test_the_workflow_calls_targets_that_exist() -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+def test_the_workflows_call_targets_that_exist() -> None:
+    folder = ROOT / ".github" / "workflows"
+    every_push, nightly = (yaml.safe_load((folder / name).read_text()) for name in ("ci.yml", "nightly.yml"))
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [step["run"] for step in every_push["jobs"]["test"]["steps"] if "run" in step]
     assert commands == ["make test"] and "test" in targets
+    whole = [name for words in nightly["jobs"]["whole"]["strategy"]["matrix"]["target"] for name in words.split()]
+    assert "matrices" in whole and set(whole) <= targets
+    assert f"`make {' '.join(whole)}`" in (ROOT / "CONTRIBUTING.md").read_text()

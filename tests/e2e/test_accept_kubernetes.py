@@ -40,7 +40,7 @@ def accept(out: Path, on: str, *more: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.matrix(one_in=5, of="work of minutes in pods")
+@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
 def test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -80,7 +80,7 @@ def ask(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.matrix(one_in=5, of="work of minutes in pods")
+@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
 def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

@@ -318,7 +318,7 @@ def naming_fields() -> dict[str, str]:
     return fields
 
 
-@pytest.mark.matrix(one_in=6, of="every route by hostile callers")
+@pytest.mark.matrix(one_in=13, of="every route by hostile callers")
 @pytest.mark.parametrize("route", ["job", "set"])
 @pytest.mark.parametrize("caller", CALLERS)
 def test_no_field_on_any_target_reaches_a_file_of_the_server(

@@ -14,7 +14,7 @@ from web.test_compare_page import pair
 from web.test_nodes_page import cluster
 
 
-@pytest.mark.matrix(one_in=6, of="every page in a browser")
+@pytest.mark.matrix(one_in=13, of="every page in a browser")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None:
     cluster(db)

@@ -138,6 +138,7 @@ def test_another_site_reaches_no_route_that_changes_something(client: TestClient
     assert asked > 60 and rows(db) == before
 
 
+@pytest.mark.proof
 def test_a_page_of_another_site_changes_nothing_in_a_browser_that_is_signed_in(
     any_tab: Page, db: Database, tmp_path: Path
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_revoked_token_ends_every_stream(db: Database, tmp_path: Path) -> None
             assert web.get(path, headers=token).status_code in (401, 303), path  # 303: a page leads to the login
 
 
+@pytest.mark.proof
 def test_an_open_page_of_a_revoked_token_is_told_nothing_more(browser: Browser, db: Database, tmp_path: Path) -> None:
     followers = Followers(token_check_s=0.2)
     app = create_app(db, tmp_path, reconcile=False, require_token=True, rate=None, followers=followers)

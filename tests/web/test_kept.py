@@ -72,6 +72,7 @@ def test_an_object_store_gives_it_out_itself(
     assert client.get(f"{JOBS}/{story.id}/artifacts/model.bin").content == b"weights"
 
 
+@pytest.mark.matrix(one_in=2)
 def test_walking_gives_the_events_that_listing_gives(any_db: Database) -> None:
     story = samples.resumed(any_db)  # two attempts
     story.tell([b"garbage\n"])

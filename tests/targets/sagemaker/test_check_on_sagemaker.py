@@ -131,7 +131,7 @@ def objects(client: Any) -> dict[str, bytes]:
     return {one["Key"]: client("s3").get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
 
 
-@pytest.mark.matrix(one_in=6, of="collectives between nodes")
+@pytest.mark.matrix(one_in=10, of="collectives between nodes")
 def test_two_hosts_are_checked_measured_and_judged(
     relay: Relay, client: Any, endpoint: str, file: Path, tmp_path: Path
 ) -> None:

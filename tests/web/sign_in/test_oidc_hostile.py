@@ -133,6 +133,7 @@ REFUSED: dict[str, tuple[Callable[[HostileProvider], None], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_id_token_that_is_wrong(client: TestClient, db: Database, provider: HostileProvider, name: str) -> None:
     act, words = REFUSED[name]
@@ -163,6 +164,7 @@ ANSWERS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", ANSWERS)
 @pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/token", "/keys"])
 def test_an_answer_that_is_none(

@@ -44,6 +44,7 @@ def test_disturbance_is_not_blamed_on_a_part(words: str) -> None:
     assert not said.suspects
 
 
+@pytest.mark.matrix(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["noise=0.4", "uplink_flows=2"])
 def test_results_too_wild_to_clear_anybody_are_no_pass(words: str) -> None:

@@ -46,6 +46,7 @@ def printed(programs: ForkServer) -> dict[str, CommandResult]:
     return found
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("name", probe.names())
 def test_a_probe_prints_one_object_and_ends_well(printed: dict[str, CommandResult], name: str) -> None:
     ran = printed[name]

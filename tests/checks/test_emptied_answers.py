@@ -35,7 +35,7 @@ from trainmaster.core.results import Verdict
 from trainmaster.node.host import Host, Snapshot
 from trainmaster.node.recorded import RecordedHost
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.matrix(one_in=10)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.matrix(one_in=20)]
 HOSTS = Path(__file__).parents[1] / "hosts"
 # What a stated setting is: its absence is another machine, not a missing answer.
 LEAST_OF_A_HOST, LEAST_OF_A_COMPOSED_HOST = 1, 1

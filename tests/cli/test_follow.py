@@ -20,6 +20,7 @@ from trainmaster.cli.jobs.show import _print_iteration
 from trainmaster.core.states import Stage, Status
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(("script", "code", "status"), [("print('Loss: 0.1')", 0, "completed"), ("1/0", 1, "failed")])
 def test_a_failed_run_is_never_a_success(run: Run, tmp_path: Path, script: str, code: int, status: str) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
@@ -42,6 +43,7 @@ def test_a_failed_run_is_never_a_success(run: Run, tmp_path: Path, script: str, 
     assert [event["event"] for event in events if event["phase"] == "PROJECT"] == ["start", "end"]
 
 
+@pytest.mark.proof
 def test_a_job_that_runs_again_is_followed_to_its_end(run: Run, tmp_path: Path) -> None:
     spec, home, there = tmp_path / "job.yaml", tmp_path / "home", tmp_path / "there"
     command = ["sh", "-c", f"echo looks; test -e {there}"]
@@ -52,6 +54,7 @@ def test_a_job_that_runs_again_is_followed_to_its_end(run: Run, tmp_path: Path) 
     assert (done.returncode, "completed after " in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.proof
 def test_the_last_lines_name_the_outputs_and_the_signal(run: Run, tmp_path: Path) -> None:
     spec, home = tmp_path / "job.yaml", tmp_path / "home"
     write = 'echo 1; echo x > "$TRAINMASTER_OUTPUTS/x"'

@@ -50,6 +50,7 @@ def home(trainmaster: Verb, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("words", ["show odd", "events odd", "jobs", "report odd --format md --out -"])
 def test_no_verb_prints_control_characters_of_a_job(trainmaster: Verb, home: Path, words: str) -> None:
     done = trainmaster(home, *words.split())

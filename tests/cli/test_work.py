@@ -49,6 +49,7 @@ def test_work_drives_jobs_and_stops_when_told(environment: dict[str, str], tmp_p
     db.close()
 
 
+@pytest.mark.proof
 def test_serve_speaks_https(environment: dict[str, str], tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
@@ -72,6 +73,7 @@ def test_serve_speaks_https(environment: dict[str, str], tmp_path: Path) -> None
     assert server.returncode == 0 and not note.exists()
 
 
+@pytest.mark.proof
 def test_commands_use_the_storage_of_the_server_that_runs_on_the_home(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

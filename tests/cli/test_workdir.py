@@ -71,6 +71,7 @@ def test_on_this_machine_the_job_runs_in_its_own_copy(tmp_path: Path, spec: Path
     assert stored(tmp_path / "home") == 4
 
 
+@pytest.mark.proof
 def test_over_a_server_the_job_gets_the_files_and_nothing_is_sent_twice(
     tmp_path: Path, db: Database, spec: Path
 ) -> None:
@@ -88,6 +89,7 @@ def test_over_a_server_the_job_gets_the_files_and_nothing_is_sent_twice(
     assert newest(db).spec.workdir.startswith("sha256:")
 
 
+@pytest.mark.proof
 def test_a_relative_workdir_lies_beside_the_spec_and_an_absolute_one_on_the_node(
     tmp_path: Path, db: Database, spec: Path
 ) -> None:
@@ -146,6 +148,7 @@ def test_the_quota_of_a_project_is_one_sentence(
     assert refused.exception is not None and "working folders" in str(refused.exception)
 
 
+@pytest.mark.proof
 def test_a_spec_that_the_target_refuses_is_refused_before_its_upload(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: a\ncommand: ['true']\nresources: { nodes: 2 }\n")
     for words in (("--dry-run",), ()):

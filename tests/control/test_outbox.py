@@ -275,6 +275,7 @@ PLACES = [f"{what}: {when}" for what in ("commit spread", "commit claim", "call 
           for when in ("before", "after")]  # fmt: skip
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("place", PLACES)
 def test_killed_at_every_commit_and_effect(
     programs: ForkServer, place: str, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch

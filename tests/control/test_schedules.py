@@ -104,6 +104,7 @@ def test_every_time_is_one_ordinary_job_with_a_name_of_its_own(db: Database) -> 
     assert store_sets.list_unfinished(db) == [], "nothing is looked at until the next time"
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("place", ["commit scheduled: before", "commit scheduled: after", "commit trial: before"])
 def test_killed_anywhere_a_time_has_its_run_once(db: Database, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     died = 0
@@ -182,6 +183,7 @@ def test_a_trial_that_comes_while_its_set_is_found_over_is_not_lost(
     assert [each.id for each in store_sets.list_unfinished(db)] == [row.id]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize(("missed", "runs"), [("once", 1), ("skip", 0), ("all", 5)])
 def test_times_at_which_no_server_ran(db: Database, missed: str, runs: int) -> None:
     overlap = "queue" if missed == "all" else "skip"

@@ -127,7 +127,7 @@ def test_two_ranks_train_and_the_fields_of_users_are_there(tmp_path: Path) -> No
     assert len({one["parameters_digest"] for one in document["ranks"]}) == 1
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
@@ -160,6 +160,7 @@ class SimulatedTime:
         self.now_s += seconds
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(("share", "named"), [(0.3, {("accept_stragglers", "rank2")}), (0.04, set())])
 def test_a_rank_that_is_slower_by_30_percent_is_named_and_no_other(
     monkeypatch: pytest.MonkeyPatch, share: float, named: set[tuple[str, str]]
@@ -195,6 +196,7 @@ def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:
     validate(document)
 
 
+@pytest.mark.proof
 def test_a_loss_that_is_no_number_fails() -> None:
     options = Options(
         model="resnet18", image_size=32, num_classes=10, batch_size=4, warmup_iterations=0, active_iterations=2,

@@ -121,7 +121,6 @@ def test_who_follows_one_job_begins_no_other_and_goes_on_with_those_that_have_be
     assert job.status is Status.COMPLETED
 
 
-@pytest.mark.matrix(one_in=4)
 @pytest.mark.parametrize(
     ("poll", "reason", "attempts"),
     [

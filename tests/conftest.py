@@ -131,7 +131,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """The kinds of `database_url`: both where SQL is what is tested, and in every test with `make test-both`.
 
     A test says so by naming `database_url` or `any_db` itself, or by the mark `both_databases`. Others get a database
-    through a fixture of their folder, and SQLite stands for both.
+    through a fixture of their folder, and SQLite stands for both. Outside of store/, where SQL is written and tested,
+    those on PostgreSQL are proofs, of which `make test` draws some (sampling.py).
     """
     if "database_url" not in metafunc.fixturenames:
         return
@@ -139,7 +140,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marked = metafunc.definition.get_closest_marker("both_databases") is not None
     kinds: list[Any] = ["sqlite"]
     if named or marked or BOTH_DATABASES in os.environ:
-        kinds.append(pytest.param("postgresql", marks=pytest.mark.spawns))
+        drawn = [] if metafunc.definition.path.parent.name == "store" else [pytest.mark.proof]
+        kinds.append(pytest.param("postgresql", marks=[pytest.mark.spawns, *drawn]))
     metafunc.parametrize("database_url", kinds, indirect=True)
 
 

@@ -28,7 +28,7 @@ TRAIN = {
 LIMIT_S = 12
 
 
-@pytest.mark.matrix(one_in=2, of="ranks that hang")
+@pytest.mark.matrix(one_in=4, of="ranks that hang")
 def test_a_stopped_rank_is_named_with_its_node_and_collective(node: Any) -> None:
     env = {"TRAINMASTER_COLLECTIVE_TIMEOUT_S": str(LIMIT_S)}
     plan = node.plan(ranks=2, train=TRAIN, env=env, limits={"grace_s": 0.5})

@@ -41,7 +41,7 @@ def real(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield folder
 
 
-@pytest.mark.matrix(one_in=4, of="acceptance by processes of the verb", by_file=True)
+@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb", by_file=True)
 @pytest.mark.slow
 def test_a_real_suite_of_two_ranks_has_everything(real: Path) -> None:
     document = json.loads((real / "report.json").read_text())
@@ -59,7 +59,7 @@ def test_a_real_suite_of_two_ranks_has_everything(real: Path) -> None:
     assert "Signature: ____" in text
 
 
-@pytest.mark.matrix(one_in=4, of="acceptance by processes of the verb", by_file=True)
+@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb", by_file=True)
 @pytest.mark.slow
 def test_the_report_of_a_real_suite_in_a_browser(real: Path, tab: Page) -> None:
     tab.goto((real / "report.html").as_uri())

@@ -14,7 +14,7 @@ from web.test_compare_page import pair
 from web.test_nodes_page import cluster
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None:
     cluster(db)
@@ -34,7 +34,7 @@ def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None
         tab.goto("about:blank")  # a page that still asked would be refused, and complain
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, tmp_path: Path) -> None:
     ids = ",".join(story.id for story in pair(db))
     tab.add_init_script(

@@ -57,7 +57,7 @@ def faults(tab: Page, app: FastAPI, url: str, parts: dict[str, str]) -> str:
     return "\n".join(wrong)
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 @pytest.mark.parametrize("width", [360, 1280, 2560])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_whole_and_accessible(
@@ -70,7 +70,7 @@ def test_every_page_is_whole_and_accessible(
     assert faults(any_tab, app, url, every_page.furnish(db, tmp_path)) == ""
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 def test_every_page_of_a_new_server_is_accessible(any_tab: Page, app: FastAPI, url: str) -> None:
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("no axe: pip install axe-playwright-python")
@@ -79,7 +79,7 @@ def test_every_page_of_a_new_server_is_accessible(any_tab: Page, app: FastAPI, u
     assert faults(any_tab, app, url, nothing) == ""
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 def test_tab_reaches_whatever_can_be_acted_on_and_shows_where_it_is(
     any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str
 ) -> None:
@@ -111,7 +111,7 @@ def walk(tab: Page) -> list[str]:
     return unreached + [f"the focus is not seen on {e}" for e in tab.evaluate(f"dim.map({NAME})")]
 
 
-@pytest.mark.matrix(one_in=13, of="every page in a browser")
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
 def test_what_changes_something_is_done_by_keys(any_tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     tab = any_tab
     parts = every_page.furnish(db, tmp_path)

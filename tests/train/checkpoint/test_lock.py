@@ -135,7 +135,7 @@ def stop(run: Ranks) -> None:
     assert run.finish().codes == [75]
 
 
-@pytest.mark.matrix(one_in=4, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
 def test_a_second_run_in_one_folder_is_refused(tmp_path: Path, start: Start) -> None:
     shared = str(tmp_path / "shared")
     # A long lease: on a busy machine a living run may be late to renew a short one.

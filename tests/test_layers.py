@@ -152,6 +152,7 @@ def folder_of(path: Path) -> str:
     return inside.parts[0] if len(inside.parts) > 1 else inside.stem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({folder_of(path) for path in FILES}))
 def test_imports_follow_the_table(folder: str) -> None:
     assert folder in TABLE, f"{folder} has no row in the import table: decide what it may import"
@@ -243,6 +244,7 @@ def cycles(graph: Mapping[str, Collection[str]]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other_in_a_circle() -> None:
     sources = {module_of(path): source for path, source in SOURCES.items()}
     assert_known("cycle", cycles({name: arrows(source, sources) for name, source in sources.items()}))
@@ -290,6 +292,7 @@ def folder_arrows(sources: Mapping[str, str], package: str) -> dict[str, set[str
     return graph
 
 
+@pytest.mark.slow
 def test_the_folders_of_targets_do_not_import_each_other_in_a_circle() -> None:
     sources = {module_of(path): source for path, source in SOURCES.items()}
     assert cycles(folder_arrows(sources, "trainmaster.targets")) == []
@@ -325,6 +328,7 @@ def private_imports(path: Path, source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_no_file_imports_another_packages_private_names() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {name}"
@@ -383,6 +387,7 @@ def test_no_file_is_too_long() -> None:
     assert_known("file", [str(path.relative_to(PACKAGE.parents[1])) for path in long])
 
 
+@pytest.mark.slow
 def test_no_function_is_too_long() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {name}" for path, source in SOURCES.items() for name in long_functions(source)

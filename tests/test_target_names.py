@@ -49,6 +49,7 @@ def target_questions(source: str) -> list[int]:
     return sorted(node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and asks(node))
 
 
+@pytest.mark.slow
 def test_no_file_outside_targets_asks_a_target_for_its_name() -> None:
     inside = {path: str(path.relative_to(PACKAGE)) for path in FILES if folder_of(path) != "targets"}
     asking = {name: lines for path, name in inside.items() if (lines := target_questions(SOURCES[path]))}

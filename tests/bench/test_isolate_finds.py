@@ -79,6 +79,7 @@ def test_the_loss_and_its_evidence_are_told() -> None:
         assert shown.gbps is not None and shown.gbps < 0.6 * shown.healthy_gbps
 
 
+@pytest.mark.slow
 def test_the_same_seed_asks_and_answers_the_same() -> None:
     words = "nodes=32,racks=4,spines=4,fault=link:leaf01-spine2:0.5,seed=6"
     assert run(words) == run(words)

@@ -118,6 +118,7 @@ def test_a_digest_sees_one_bit_a_sign_of_zero_and_a_shape_of_nan() -> None:
     assert _bits.count_different(plain, other_zero) == _bits.count_different(plain, other_nan) == 1
 
 
+@pytest.mark.slow
 def test_the_exact_product_has_the_same_bits_in_any_order_of_adding() -> None:
     left, right = (_bits.draw((64, 8192), seed=seed, levels=8, device=CPU).float() for seed in (3, 4))
     order = torch.randperm(8192, generator=torch.Generator().manual_seed(5))

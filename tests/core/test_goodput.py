@@ -276,6 +276,7 @@ def random_history(dice: random.Random) -> tuple[History, dict[int, list[Span]],
     return history, charges, at(moment + dice.choice((-100, 0, 50, 40 * 86_400)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 250))
 def test_bins_sum_to_the_wall_time_exactly(first: int) -> None:
     seen: set[Bin] = set()
@@ -343,6 +344,7 @@ def test_the_best_interval_loses_the_least() -> None:
     assert scale_mttf_s(1024) == 7.9 * 3600 and scale_mttf_s(2048) == scale_mttf_s(1024) / 2
 
 
+@pytest.mark.slow
 def test_a_long_attempt_costs_what_its_events_do() -> None:
     """Saves in every step, all told at once: looking for each of them anew would take minutes."""
     marks = [*BEGINNING, mark(40, "TRAINING", "start")]

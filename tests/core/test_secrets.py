@@ -385,6 +385,7 @@ def test_a_hundred_typical_lines_raise_no_alarm() -> None:
     assert [words for words in commands if list(find_in_spec(parse_spec({**SPEC, "command": words})))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["a-", "a" * 40 + " ", "eyJaaaaaaaa-", "$a-", "--a", "-"])
 def test_a_long_text_takes_time_by_its_length_alone(unit: str) -> None:
     """Four times the text must not take sixteen times as long: one submission would stop the server for hours."""

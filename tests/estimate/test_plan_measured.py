@@ -67,6 +67,7 @@ def test_a_power_limit_costs_speed_and_none_above_the_datasheet() -> None:
     assert speeds[0] < speeds[1] < speeds[2] == speeds[3] == speeds[4]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_no_speed_and_a_way_out() -> None:
     layers = {"layers": 126, "width": 16384, "heads": 128, "kv_heads": 8, "ffn_width": 53248, "vocab": 128256}
     config = build(TrainConfig, {"model": layers, "batch_sequences": 8, "sequence_tokens": 8192})

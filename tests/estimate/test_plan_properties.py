@@ -114,6 +114,7 @@ def test_time_is_the_sum_of_its_parts_and_no_peak_is_passed(config: TrainConfig)
     assert 0 < found.mfu < 1
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(configs(), st.sampled_from(["H200", "H100-SXM", "A100-SXM4-40GB", "L4"]), st.sampled_from([1, 2, 8]))
 def test_what_is_suggested_fits_and_is_the_fastest_known(config: TrainConfig, name: str, count: int) -> None:

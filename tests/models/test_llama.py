@@ -88,6 +88,7 @@ def test_counts_follow_the_convention(tied: bool) -> None:
     assert flops == 6 * multiplying + 12 * 2 * 32 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("width", "std"), [(64, 0.125), (160, 0.0791), (640, 0.0198), (2048, 0.00618)])
 def test_the_head_starts_smaller_the_wider_the_model_is(width: int, std: float, tied: bool) -> None:

@@ -33,6 +33,7 @@ def test_a_page_is_a_query_and_a_frozen_dataclass(module: ModuleType) -> None:
     assert module.Page in (answer, *typing.get_args(answer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_json_is_the_dataclass(module: ModuleType, db: Database) -> None:
     story = samples.failed_run(db)

@@ -45,6 +45,7 @@ def test_a_folder_needs_no_database(tmp_path: Path) -> None:
     assert "5.544 → 1.948" in done.output
 
 
+@pytest.mark.slow
 def test_the_name_of_a_job_comes_before_a_folder_of_that_name(
     db: Database, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

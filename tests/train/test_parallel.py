@@ -73,6 +73,7 @@ def same(one: tuple[float, Gradients], other: tuple[float, Gradients], *, tolera
         torch.testing.assert_close(gradient, other[1][name], atol=tolerance, rtol=1e-3, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [{}, {"preset": "tiny-mixtral"}])
 def test_passes_of_any_size_have_one_gradient(build: Build, preset: dict[str, Any]) -> None:
     """Over the counted tokens of the whole batch: a mean of the passes' means would weigh a token of a half-empty pass
@@ -164,6 +165,7 @@ def test_bf16_masters_keep_everything_in_bf16_but_the_rotary_tables(build: Build
     assert not sick
 
 
+@pytest.mark.slow
 def test_float8_keeps_the_names_and_nearly_the_loss(build: Build) -> None:
     with quiet():
         loss, plain = step(build(tiny(precision="bf16")), passes())

@@ -33,6 +33,7 @@ def walk(client: TestClient, path: str, name: str, *, cursor: bool, insert: Any)
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cursor", [True, False])
 def test_each_job_comes_once_while_others_are_submitted(db: Database, client: TestClient, cursor: bool) -> None:
     first = [add_job(db, number) for number in range(5)]  # two of one moment are told apart by their id
@@ -42,6 +43,7 @@ def test_each_job_comes_once_while_others_are_submitted(db: Database, client: Te
     assert set(first) <= set(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cursor", [True, False])
 def test_each_evaluation_comes_once_while_others_are_recorded(db: Database, client: TestClient, cursor: bool) -> None:
     story = samples.Story(db, samples.spec()).start()

@@ -355,6 +355,7 @@ def test_a_wrong_option_is_named(changes: dict[str, Any], named: str) -> None:
         Options(**changes).checked()
 
 
+@pytest.mark.slow
 def test_gradients_are_compared_with_the_one_attention_that_repeats_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The faster kernels add in any order on a GPU: a healthy H200 failed."""
     seen: list[tuple[bool, bool]] = []

@@ -127,6 +127,7 @@ def test_each_file_is_verified_by_one_rank(tmp_path: Path) -> None:
     assert sorted(name for share in shares for name in share) == sorted(manifest.files)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verified", [False, True])
 def test_ranks_that_load_exchange_no_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verified: bool) -> None:
     """What a load sends is the same for a model of two layers and of twelve; plans would grow with its tensors."""

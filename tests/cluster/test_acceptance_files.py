@@ -55,7 +55,11 @@ def test_manifests_have_the_names_and_limits_of_the_guide(name: str) -> None:
         assert spec["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
         resources = spec["containers"][0]["resources"]
         assert resources["limits"] == resources["requests"]
+        asked = {one["name"] for one in spec["containers"][0].get("env", ())}
+        # A pod opens an adapter only where it asks for one: else NCCL falls back to TCP.
+        assert any(one.startswith("rdma/") for one in resources["limits"]) == ("NCCL_IB_HCA" in asked)
     kept = found["spec"]["runPolicy"]
+    assert kept["backoffLimit"] == 2, "a test that fails again and again must end"
     assert (kept.get("ttlSecondsAfterFinished") is not None) == (name == "kubernetes-with-auto-cleanup.yaml")
 
 

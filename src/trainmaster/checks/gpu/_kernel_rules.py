@@ -27,7 +27,7 @@ class Rule:
 
 _REBOOT = "drain the node and reboot it; have it repaired if it repeats"
 _DISK = "drain the node; check and replace the disk"
-_NIC = "drain the node and reset the adapter (mlxfwreset); replace it if it repeats"
+_NIC = "drain the node and reset the adapter (mlxfwreset, where it is of NVIDIA); replace it if it repeats"
 _SEAT = "reseat the device or its riser; replace it if it repeats"
 _STORAGE = "see the file server and the network to it; remount, or drain the node"
 MANY = 1000  # ours: a sound part has a few corrected errors in its uptime, a failing one thousands

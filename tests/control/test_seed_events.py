@@ -81,6 +81,14 @@ def test_iteration_start_creates_training_iteration_record(db: Database) -> None
     assert (row.number, row.started_at, row.completed_at, row.config) == (2, utc(5), None, {"k": 1})
 
 
+def test_a_line_may_call_its_iteration_iteration_number(db: Database) -> None:
+    raw = b'{"timestamp":"2025-11-04T10:00:05","phase":"ITERATION","event":"start","iteration_number":%s}\n'
+    (row,) = iterations.list_iterations(db, said(db, raw % b"2"))
+    assert row.number == 2
+    for other, number in ((b"-1", 1), (b'"two"', 1), (b'2,"iteration":3', 3)):  # without one it is the first
+        assert [row.number for row in iterations.list_iterations(db, said(db, raw % other))] == [number]
+
+
 def test_iteration_end_updates_completed_at_and_time_taken(db: Database) -> None:
     begin = line(5, "ITERATION", "start", iteration=1)
     for end, taken in (({"duration": 24.5}, 24.5), ({}, 25.0)):

@@ -62,6 +62,10 @@ def test_get_api_hello_returns_200(client: TestClient) -> None:
 def test_get_job_returns_status(client: TestClient, stories: dict[str, samples.Story]) -> None:
     answer = client.get(f"{JOBS}/{stories['running'].id}")
     assert (answer.status_code, answer.json()["status"], answer.json()["stage"]) == (200, "running", "running")
+    ended = client.get(f"{JOBS}/{stories['iterated'].id}").json()
+    names = ("uuid", "project_id", "completed_at")  # of earlier programs
+    assert tuple(ended[name] for name in names) == (ended["id"], ended["project"], ended["ended_at"])
+    assert ended["completed_at"] is not None
 
 
 def test_get_job_returns_404_for_non_existent_job(client: TestClient) -> None:
@@ -197,3 +201,10 @@ def test_http_status_codes_are_correct(client: TestClient, method: str, path: st
     answer = client.request(method, path)
     assert answer.status_code == status
     assert ("error" in answer.json()) is (status >= 400)
+
+
+def test_a_request_may_call_the_project_project_id(client: TestClient) -> None:
+    request = {"name": "earlier", "project_id": "innotone", "command": ["true"]}
+    answer = client.post(JOBS, json=request)
+    assert (answer.status_code, answer.json()["project"], answer.json()["project_id"]) == (201, "innotone", "innotone")
+    assert client.post(JOBS, json={**request, "project": "other"}).status_code == 422

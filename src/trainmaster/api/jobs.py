@@ -168,6 +168,9 @@ class JobPage:
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
+    uuid: str | None = None  # as in Job
+    project_id: str | None = None
+    completed_at: datetime | None = None
     version: str  # of the program that made it
 
     @property

@@ -120,6 +120,8 @@ def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str 
     stamp, seq, iteration, epoch, data = get("ts"), get("seq"), get("iteration"), get("epoch"), get("data")
     if stamp is None and extra and parse_time(extra.get("timestamp"), zone=zone) is not None:
         stamp = extra.pop("timestamp")  # another program's word for `ts`
+    if iteration is None and extra and _is_count(extra.get("iteration_number")):
+        iteration = extra.pop("iteration_number")  # and for `iteration`
     ts = None if stamp is None else parse_time(stamp, zone=zone)
     fault = None
     # Nearly every line is right. What is wrong with the others is found out in a second look.
@@ -140,7 +142,8 @@ def _parse(raw: bytes, *, zone: tzinfo, plain: bool) -> tuple[Event | None, str 
         aside = [key for key, right in good.items() if not right and get(key) is not None]
         extra |= {key: line[key] for key in aside}
         fault = "; ".join(f"`{key}` set aside" for key in aside)
-        seq, iteration, epoch, data = (get(key) if good[key] else None for key in ("seq", "iteration", "epoch", "data"))
+        iteration = iteration if good["iteration"] else None
+        seq, epoch, data = (get(key) if good[key] else None for key in ("seq", "epoch", "data"))
     event = Event(
         phase=phase, event=name, ts=ts, seq=seq, iteration=iteration, epoch=epoch, data=data or {}, extra=extra
     )

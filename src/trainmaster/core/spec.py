@@ -264,11 +264,15 @@ def _groups_faults(spec: JobSpec) -> Iterator[Fault]:
         yield Fault(path="train.recovery.groups", message=message)
 
 
+_EARLIER = {"project_id": "project"}  # names that programs of earlier tools send
+
+
 def parse_spec(mapping: object) -> JobSpec:
     """A JobSpec from a plain mapping; SpecError with every fault, those between fields too.
 
     Rows with older specs are read by `build`: a bound that was added later does not make them unreadable.
     """
+    mapping = _rename(mapping)
     try:
         spec = build_new(JobSpec, mapping)
     except SpecError as error:
@@ -277,6 +281,14 @@ def parse_spec(mapping: object) -> JobSpec:
     if faults := [*spec.slurm.faults_of_spec(), *_bad_names(spec.env)]:
         raise SpecError(faults)
     return spec
+
+
+def _rename(mapping: object) -> object:
+    """The mapping with earlier names of fields under ours. With both the earlier one stays, and is refused."""
+    if not isinstance(mapping, Mapping):
+        return mapping
+    new = {name: ours for name, ours in _EARLIER.items() if ours not in mapping}
+    return {new.get(name, name): value for name, value in mapping.items()}
 
 
 def _bad_names(env: Mapping[str, str]) -> Iterator[Fault]:

@@ -107,6 +107,9 @@ def build(
         cost_cents=cost[0],
         forecast_cents=cost[1],
         submitted_by=job.submitted_by,
+        uuid=job.id,
+        project_id=job.project,
+        completed_at=ended_at,
         version=__version__,
     )
 

@@ -87,6 +87,8 @@ def test_get_job_details_returns_iterations(client: TestClient, stories: dict[st
 
 def test_get_jobs_lists_all_jobs(client: TestClient, stories: dict[str, samples.Story]) -> None:
     assert set(ids(client.get(JOBS))) == {story.id for story in stories.values()}
+    for job in client.get(JOBS).json()["jobs"]:
+        assert (job["uuid"], job["project_id"], job["completed_at"]) == (job["id"], job["project"], job["ended_at"])
 
 
 def test_get_jobs_filters_by_status(client: TestClient, stories: dict[str, samples.Story]) -> None:

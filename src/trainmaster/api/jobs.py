@@ -39,6 +39,9 @@ class JobLine:
     forecast_cents: int | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     machines: tuple[str, ...] = ()  # of its newest attempt, where the target names them
+    uuid: str | None = None  # as in Job
+    project_id: str | None = None
+    completed_at: datetime | None = None
 
     @property
     def final(self) -> bool:

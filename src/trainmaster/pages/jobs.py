@@ -113,4 +113,7 @@ def _line(
         forecast_cents=cost[1],
         submitted_by=row.submitted_by,
         machines=machines,
+        uuid=row.id,
+        project_id=row.project,
+        completed_at=row.ended_at,
     )

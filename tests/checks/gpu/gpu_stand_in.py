@@ -9,6 +9,7 @@ import os
 import shlex
 import stat
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,11 @@ from trainmaster.checks.gpu import gpu_compat
 NODE = replace(H100, schema="v13", driver="580.95.05", cuda="13.0")
 INSIDE = "/recorded"
 _ASKED = ("nvidia-smi -q -x", "nvidia-smi nvlink -s", "nvidia-smi nvlink -e")
+_QUEUE = (
+    "nvidia-smi -L",
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits",
+    "nvidia-smi --query-gpu=uuid,memory.used --format=csv,noheader,nounits",
+)  # as remote/devices.py asks
 _TORCH = shlex.join(["python3", "-c", gpu_compat.SCRIPT])
 
 
@@ -36,7 +42,8 @@ def recorded(folder: Path, damage: Callable[[Machine], None] | None = None) -> M
 def write(machine: Machine, folder: Path, *, python: str = os.path.realpath(sys.executable)) -> Path:
     """`bin/` with programs that print the machine's answers, and `pci/` with its bus. `python` is the container's."""
     (folder / "bin").mkdir(parents=True)
-    _write_program(folder, "nvidia-smi", machine, _ASKED, otherwise="echo unknown >&2; exit 6")
+    _answer_the_queue(machine)
+    _write_program(folder, "nvidia-smi", machine, (*_ASKED, *_QUEUE), otherwise="echo unknown >&2; exit 6")
     # torch in the container has no CUDA; the recorded node's has. Anything else goes to the real interpreter.
     _write_program(folder, "python3", machine, (_TORCH,), otherwise=f'exec {python} "$@"')
     for address in machine.host.list(PCI):
@@ -46,6 +53,16 @@ def write(machine: Machine, folder: Path, *, python: str = os.path.realpath(sys.
             text = machine.host.read(f"{PCI}/{address}/{name}") if answer == {} else "-1\n"
             (folder / "pci" / address / name).write_text(text)
     return folder
+
+
+def _answer_the_queue(machine: Machine) -> None:
+    """What the queue asks before it gives GPUs to a job: the GPUs, their memory, no process."""
+    gpus = ET.fromstring(machine.host.run("nvidia-smi", "-q", "-x").stdout).findall("gpu")
+    rows = [[gpu.findtext(name, "[N/A]") for name in ("product_name", "uuid", "fb_memory_usage/used")] for gpu in gpus]
+    listed = [f"GPU {number}: {model} (UUID: {uuid})\n" for number, (model, uuid, _) in enumerate(rows)]
+    used = [f"{uuid}, {memory.removesuffix(' MiB')}\n" for _, uuid, memory in rows]
+    for line, answer in zip(_QUEUE, (listed, [], used), strict=True):
+        machine.command(line, "".join(answer))
 
 
 def _write_program(folder: Path, name: str, machine: Machine, lines: Sequence[str], *, otherwise: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import io
 import json
@@ -175,3 +176,25 @@ def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
     first, second, third, without = (line.buffers for line in one.lines)
     assert first == second != third
     assert without == "" and {line.weights for line in one.lines[:3]} == {one.lines[0].weights}
+
+
+@pytest.mark.slow  # it imports torch
+def test_a_step_that_only_makes_the_optimizers_state_is_none_of_the_run(
+    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch's distributed checkpoint loads: such a resume was taken for a start at step 0."""
+    torch = pytest.importorskip("torch")
+    states = importlib.import_module("torch.distributed.checkpoint.state_dict")
+    monkeypatch.setattr(states, "_init_optim_state", states._init_optim_state)
+    witness._watch_states(states)
+    hook = torch.optim.optimizer.register_optimizer_step_pre_hook(witness._on_step)
+    try:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        states.get_state_dict(model, optimizer)
+        assert optimizer.state and not list(tmp_path.glob("*.jsonl"))
+        optimizer.step()
+    finally:
+        hook.remove()
+    (one,) = witness_log.read(tmp_path)
+    assert len(one.lines) == 1

@@ -37,6 +37,19 @@ def test_the_launcher_is_the_nearest_process_without_the_rank(proc: Path) -> Non
     assert owner.find_launcher(RANK) == "20:7"
 
 
+def test_a_torchrun_that_is_a_rank_itself_is_the_launcher(proc: Path) -> None:
+    """A job with `command: torchrun … -m trainmaster.train`: the agent gives torchrun the numbers of its only rank.
+    The agent above it was taken for one that had only adopted the rank, which ended at once."""
+    rank = {"RANK": "0", "LOCAL_RANK": "0"}
+    add(proc, os.getpid(), 30)
+    add(proc, 30, 20, env=rank)  # torchrun
+    (proc / "30" / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 11  /usr/lib/libtorch_cpu.so\n")
+    add(proc, 20, 1, env={})  # the agent
+    (proc / "20" / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 11  /usr/lib/libc.so.6\n")
+    own = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert owner.find_launcher({**rank, **own}) == "30:7"
+
+
 @pytest.mark.parametrize(
     ("environ", "parent"),
     [

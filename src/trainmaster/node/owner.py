@@ -106,7 +106,9 @@ def find_launcher(environ: Mapping[str, str]) -> str | None:
     """
     if not any(name in environ for name in _OF_A_LAUNCHER):
         return None
-    ours = {f"{name}={environ[name]}".encode() for name in _OF_A_RANK if name in environ}
+    # A torchrun that is itself a rank of an agent has RANK too: only its own word for its ranks tells it from them.
+    names = {*_OF_A_RANK, *_OF_A_LAUNCHER, _OF_TORCHRUN}
+    ours = {f"{name}={environ[name]}".encode() for name in names if name in environ}
     fields = _stat(os.getpid())
     while fields is not None and (parent := int(fields[1])) > 0:
         if not ours <= _environment(parent):

@@ -6,11 +6,14 @@ tensor.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import sys
 from array import array
 from typing import Any
+
+_making: list[bool] = []  # one for each call under way
 
 
 def random_states(torch: Any) -> dict[str, str]:
@@ -91,3 +94,22 @@ def buffers(modules: dict[int, Any], optimizer: Any) -> list[Any]:
             kept = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
             found += [module._buffers[name] for name in kept if module._buffers[name] is not None]
     return found
+
+
+def unseen(make: Any) -> Any:
+    """What torch's distributed checkpoint makes an optimizer's state with, before it loads into that: a step with
+    gradients and rates of 0. It moves nothing, and is no step of the run."""
+
+    @functools.wraps(make)
+    def make_unseen(*args: Any, **options: Any) -> Any:
+        _making.append(True)
+        try:
+            return make(*args, **options)
+        finally:
+            _making.pop()
+
+    return make_unseen
+
+
+def is_making() -> bool:
+    return bool(_making)

@@ -156,6 +156,10 @@ def _watch_optimizers(module: Any) -> None:
     module.register_optimizer_step_pre_hook(_on_step)
 
 
+def _watch_states(module: Any) -> None:
+    module._init_optim_state = _digests.unseen(module._init_optim_state)
+
+
 def _watch_modules(module: Any) -> None:
     module.register_module_buffer_registration_hook(_on_buffer)  # torch 2.0 and later
     if _witness is not None:
@@ -210,6 +214,7 @@ def _watch_safetensors(module: Any) -> None:
 _AFTER: dict[str, Callable[[Any], None]] = {
     "torch.nn.modules.module": _watch_modules,
     "torch.optim.optimizer": _watch_optimizers,
+    "torch.distributed.checkpoint.state_dict": _watch_states,
     "torch.utils.data.dataloader": _watch_loaders,
     "torch.serialization": _watch_saves,
     "safetensors.torch": _watch_safetensors,
@@ -224,7 +229,7 @@ def _note_step(optimizer: Any) -> None:
     import torch
 
     witness = _here()
-    if witness is None or torch.compiler.is_compiling():
+    if witness is None or _digests.is_making() or torch.compiler.is_compiling():
         return
     number = witness.optimizers.setdefault(id(optimizer), len(witness.optimizers))
     if number >= _OPTIMIZERS:

@@ -206,8 +206,9 @@ def test_what_went_wrong_is_found_in_the_log_and_not_what_every_run_prints(tmp_p
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference/rank-0.log").write_text("UserWarning: this cannot be compiled, 3.1 s\n")
     run = tmp_path / "struck"
+    disk = storage.Disk(name="full", folder=run / "checkpoints", room=1000)
     _, hit = run_python("print('UserWarning: this cannot be compiled, 4.2 s')", run, "full")
-    seen = storage.look(hit, tmp_path / "reference", until=9, room=1000, folder=None, run=run)
+    seen = storage.look(hit, tmp_path / "reference", until=9, disk=disk, run=run)
     assert (seen.told, seen.went_on, seen.refused, seen.through) == (None, True, None, ())
     (run / "attempt-1/rank-0.log").write_text("could not save step 30: File too large\n")
     refused = {"k": "refused", "n": 5, "r": 0, "t": 1.0, "words": "RuntimeError: x"}
@@ -217,11 +218,14 @@ def test_what_went_wrong_is_found_in_the_log_and_not_what_every_run_prints(tmp_p
     (run / "checkpoints/half.pt").write_bytes(b"x" * 1000)
     (run / "checkpoints/whole.pt").write_bytes(b"x" * 1001)
     long = replace(hit, codes=(-9,), lives=attempt(*lines_of(1, 9)).lives)
-    seen = storage.look(long, tmp_path / "reference", until=9, room=1000, folder=None, run=run)
+    seen = storage.look(long, tmp_path / "reference", until=9, disk=disk, run=run)
     assert seen.told == "could not save step 30: File too large"
     assert (seen.went_on, seen.refused, seen.through) == (True, "RuntimeError: x", ("checkpoints/whole.pt",))
     short = replace(long, lives=attempt(*lines_of(1, 8)).lives)
-    assert not storage.look(short, tmp_path / "reference", until=9, room=1000, folder=None, run=run).went_on
+    assert not storage.look(short, tmp_path / "reference", until=9, disk=disk, run=run).went_on
+    for room, through in ((2001, 0), (2000, 2)):  # of the whole disk: more was written than it had room for
+        disk.room, disk.is_mount = room, True
+        assert len(storage.look(short, tmp_path / "reference", until=9, disk=disk, run=run).through) == through
 
 
 LOST = Storage(way="cut", lost=("checkpoints/a.pt",), of=1)

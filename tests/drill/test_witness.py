@@ -81,6 +81,19 @@ def test_a_kill_while_memory_is_written_leaves_half_of_it(
     assert temporary or (tmp_path / "a.ckpt").read_bytes() == b"x" * 50
 
 
+def test_a_save_of_torchs_distributed_checkpoint_is_one_to_its_file(witness: ModuleType, tmp_path: Path) -> None:
+    """It puts the open file into a writer without a name; a kill during a save never came."""
+
+    class NotClosed(io.IOBase):
+        def __init__(self, raw: io.IOBase) -> None:
+            self.raw = raw
+
+    with (tmp_path / "__0_0.distcp").open("wb") as file:
+        witness._on_save(NotClosed(file))
+    (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
+    assert (line["k"], line["path"]) == ("save", str(tmp_path / "__0_0.distcp"))
+
+
 def test_a_program_is_ended_before_it_saves_over_the_users_own_file(
     witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +200,8 @@ def test_a_step_that_only_makes_the_optimizers_state_is_none_of_the_run(
     states = importlib.import_module("torch.distributed.checkpoint.state_dict")
     monkeypatch.setattr(states, "_init_optim_state", states._init_optim_state)
     witness._watch_states(states)
-    hook = torch.optim.optimizer.register_optimizer_step_pre_hook(witness._on_step)
+    optimizers = importlib.import_module("torch.optim.optimizer")
+    hook = optimizers.register_optimizer_step_pre_hook(witness._on_step)
     try:
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(model.parameters())

@@ -29,7 +29,7 @@ class Outside:
     folder: Path  # of the attempt
     witness: Path
     grow: tuple[Path, ...] = ()  # folders in which a file that grows is a save: for programs whose saves nobody hears
-    readonly: Path | None = None  # the folder that the strike of this name is about
+    disk: storage.Disk | None = None  # that a strike at the disk is about
     quiet_s: float | None = None  # without a new step for so long it hangs, and is killed; None: never
     hung: bool = False
     launcher: bool = False  # seen: the command's own process is not one that trains
@@ -85,8 +85,8 @@ class Outside:
                 _send(set(_commands(agent)) - training, signal.SIGKILL)
             case "power":
                 _send(everybody, signal.SIGKILL)
-            case "readonly" if self.readonly is not None:
-                storage.forbid(self.readonly)
+            case "readonly" if self.disk is not None:
+                self.disk.forbid()
             case "stop":
                 _send(everybody, signal.SIGSTOP)
                 time.sleep(_STOPPED_S)

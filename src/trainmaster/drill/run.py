@@ -16,7 +16,7 @@ from trainmaster.core.plan import EVENTS_FILE, Plan
 from trainmaster.core.results import CheckResult, Finding, Overall, judge_overall
 from trainmaster.core.spec import JobSpec, Preflight
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import folders, ranks, readings, storage, verdict, witness_log
+from trainmaster.drill import folders, mounts, ranks, readings, storage, verdict, witness_log
 from trainmaster.drill import plan as plans
 from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.estimate import Estimate
@@ -43,6 +43,8 @@ class Setup:
     links: tuple[str, ...] = ()
     strikes: tuple[str, ...] = tuple(plans.STRIKES)
     seed: int = 0
+    # As root: a full and a read-only disk are mounts, which only what the drill itself starts can see.
+    own_mounts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,7 @@ class CommandDrill:
     _steps: int = 0
     _estimate: Estimate = field(default_factory=Estimate)
     _quiet_s: float | None = None  # how long an attempt may do nothing
+    _mounts: bool | None = None  # whether it has mounts of its own; None: not asked for yet
 
     def run(self, references: References | None = None) -> Proof:
         """`references`: those of an earlier drill of the same program with the same values; without, they are run."""
@@ -236,30 +239,30 @@ class CommandDrill:
         order = storage.place(strike.name, shape, newest)
         if not found or not order:
             return replace(one, reached=False)
-        room = storage.room(found[0]) if strike.name == "full" else None
-        readonly = storage.find_folder(found[0], run) if strike.name == "readonly" else None
-        more = {"until": order.get("until", 0), "room": room or 0}
-        try:
+        more = {"until": order.get("until", 0)}
+        with storage.prepared(strike.name, found[0], run, own_mounts=self._has_mounts()) as disk:
             hit = self._attempt(
                 name,
                 str(strike),
                 strike=strike,
                 steps=order["after"],
                 total=newest + order["after"],
-                order=more,
-                readonly=readonly,
+                order={**more, "room": disk.limit},
+                disk=disk,
             )
-        finally:
-            if readonly is not None:
-                storage.permit(readonly)
         one = _hit(one, hit, timeline)
         if strike.name == "power":
             files = folders.find_checkpoints(self._roots(name), since=hit.begun)
             left = storage.cut(hit, files[0].files if files else (), run)
             return replace(one, newest=timeline.newest(), older_step=newest, storage=left)
         timeline.saves = {step: ranks for step, ranks in timeline.saves.items() if step <= newest}  # none was whole
-        seen = storage.look(hit, self._reference_folder, until=more["until"], room=room, folder=readonly, run=run)
+        seen = storage.look(hit, self._reference_folder, until=more["until"], disk=disk, run=run)
         return replace(one, storage=seen)
+
+    def _has_mounts(self) -> bool:
+        if self.setup.own_mounts and self._mounts is None:
+            self._mounts = mounts.enter()
+        return bool(self._mounts)
 
     def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> list[Resume]:
         printed = verdict.printed_start(done.losses, self._reference_losses)
@@ -297,7 +300,7 @@ class CommandDrill:
         steps: int,
         total: int,
         order: Mapping[str, int] | None = None,
-        readonly: Path | None = None,
+        disk: storage.Disk | None = None,
         fewer: bool = False,
     ) -> Attempt:
         """One start in the folders of a run."""
@@ -324,9 +327,7 @@ class CommandDrill:
             work=str(base / "work"),
         )
         grow = self._roots(run) if self._unheard and strike is not None and strike.name == "saving" else ()
-        outside = Outside(
-            strike=strike, folder=folder, witness=witness, grow=grow, readonly=readonly, quiet_s=self._quiet_s
-        )
+        outside = Outside(strike=strike, folder=folder, witness=witness, grow=grow, disk=disk, quiet_s=self._quiet_s)
         label, begun = f"{label}{self._estimate}", time.time()
 
         def look(agent: int) -> None:

@@ -5,14 +5,16 @@ inject/trainmaster_disk.py is the half inside the program.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmaster.drill import witness_log
+from trainmaster.drill import mounts, witness_log
 from trainmaster.drill.folders import LEFT_OUT, Checkpoint
 from trainmaster.drill.plan import LOOK_STEPS, Shape
 from trainmaster.drill.record import Attempt, Storage
@@ -36,9 +38,53 @@ def place(name: str, shape: Shape, newest: int) -> dict[str, int]:
     return {"after": 2, "until": saves[:2][-1] - newest + LOOK_STEPS}
 
 
-def room(newest: Checkpoint) -> int:
-    """Bytes of a file that a full disk takes: half of the largest file of a checkpoint."""
-    return max(path.stat().st_size for path in newest.files) // 2
+@dataclass(slots=True)
+class Disk:
+    """What the next saves of a copy of the run are written to."""
+
+    name: str  # the strike
+    folder: Path  # in which its checkpoints are
+    room: int = 0  # of a full one, in bytes: of the whole disk, or of one file
+    is_mount: bool = False
+    is_forbidden: bool = False  # without the permission to write, in place of a read-only mount
+
+    @property
+    def limit(self) -> int:
+        """Bytes of a file that the program may write; 0: the disk itself tells."""
+        return 0 if self.is_mount else self.room
+
+    def forbid(self) -> None:
+        if not (self.is_mount and mounts.forbid(self.folder)):
+            self.is_forbidden = True
+            forbid(self.folder)
+
+    def __str__(self) -> str:
+        if self.name == "readonly":
+            by_permission = "without the permission to write: EACCES in place of EROFS"
+            return by_permission if self.is_forbidden else "a read-only mount: EROFS"
+        if self.is_mount:
+            return f"a disk with {self.room} bytes left: ENOSPC"
+        return f"every write past {self.room} bytes of a file failed: RLIMIT_FSIZE, EFBIG in place of ENOSPC"
+
+
+@contextlib.contextmanager
+def prepared(name: str, newest: Checkpoint, run: Path, *, own_mounts: bool) -> Iterator[Disk]:
+    """The disk of a strike: a mount where the drill can have mounts of its own."""
+    disk = Disk(name=name, folder=find_folder(newest, run))
+    sizes = [path.stat().st_size for path in newest.files]
+    with contextlib.ExitStack() as stack:
+        if own_mounts and name == "full":
+            disk.room = sum(sizes) // 2
+            disk.is_mount = stack.enter_context(mounts.small_disk(disk.folder, disk.room))
+        elif own_mounts and name == "readonly":
+            disk.is_mount = stack.enter_context(mounts.own_mount(disk.folder))
+        if name == "full" and not disk.is_mount:
+            disk.room = max(sizes) // 2
+        try:
+            yield disk
+        finally:
+            if disk.is_forbidden:
+                permit(disk.folder)
 
 
 def find_folder(newest: Checkpoint, run: Path) -> Path:
@@ -58,26 +104,23 @@ def permit(folder: Path) -> None:
         path.chmod(path.stat().st_mode & 0o7777 | 0o200)
 
 
-def look(hit: Attempt, reference: Path, *, until: int, room: int | None, folder: Path | None, run: Path) -> Storage:
+def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path) -> Storage:
     """What a program did whose saves could not be written. `reference`: folder of the undisturbed attempt."""
     witness = _witness(hit)
     marks = [path.stat().st_mtime_ns for path in (*witness.glob("struck-*"), *witness.glob("go"))]
     since = max(marks, default=0) + _TICK_NS
-    through = [
-        path
-        for path in _files(folder if folder is not None else run / "checkpoints", *([] if folder else [run / "work"]))
-        if path.stat().st_mtime_ns > since and (room is None or path.stat().st_size > room)
-    ]
+    roots = [run / "checkpoints", run / "work"] if disk.limit else [disk.folder]
+    written = {path: path.stat().st_size for path in _files(*roots) if path.stat().st_mtime_ns > since}
+    if disk.limit:
+        written = {path: size for path, size in written.items() if size > disk.limit}
+    elif sum(written.values()) <= disk.room:  # the part that there was room for
+        written = {}
     return Storage(
-        way=(
-            f"every write past {room} bytes of a file failed: RLIMIT_FSIZE, EFBIG in place of ENOSPC"
-            if room is not None
-            else "without the permission to write: EACCES in place of EROFS"
-        ),
+        way=str(disk),
         went_on=set(hit.codes) == {0} or any(len(life.lines) >= until for life in hit.lives),
         refused=witness_log.read_refused(witness),
         told=_told(Path(hit.folder), reference),
-        through=tuple(str(path.relative_to(run)) for path in through),
+        through=tuple(str(path.relative_to(run)) for path in written),
     )
 
 

@@ -67,6 +67,7 @@ def choose(first: str | None, words: Sequence[str], spec: Path | None, options: 
         work=options.workdir.absolute() if options.workdir is not None else folder,
         links=options.link,
         strikes=options.strike or tuple(STRIKES),
+        own_mounts=True,
     )
 
 

@@ -50,9 +50,13 @@ def prepare(strike: dict[str, Any] | None, folder: str) -> None:
 
 
 def fill(room: int) -> None:
-    """From now on no file grows past so many bytes. Python ignores SIGXFSZ, so a write fails with EFBIG."""
-    _disk.room = room
-    _limit(room)
+    """From now on no file grows past so many bytes. Python ignores SIGXFSZ, so a write fails with EFBIG.
+
+    0: the disk itself is full.
+    """
+    if room:
+        _disk.room = room
+        _limit(room)
 
 
 @contextlib.contextmanager
@@ -66,6 +70,14 @@ def lifted() -> Iterator[None]:
         yield
     finally:
         _limit(_disk.room)
+
+
+def name_of(place: Any) -> str | None:
+    """Of the file that is written or read; torch's distributed checkpoint puts one into a writer that is not closed."""
+    for one in (place, getattr(place, "name", None), getattr(getattr(place, "raw", None), "name", None)):
+        if isinstance(one, (str, os.PathLike)):
+            return os.fspath(one)
+    return None
 
 
 def wrote(path: str) -> None:

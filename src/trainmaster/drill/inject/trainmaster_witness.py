@@ -309,9 +309,9 @@ def _call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any)
 
 def _before_save(place: Any) -> None:
     witness = _here()
-    name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
-    if witness is not None and isinstance(name, (str, os.PathLike)):
-        path = os.path.realpath(os.fspath(name))
+    name = _disk.name_of(place)
+    if witness is not None and name is not None:
+        path = os.path.realpath(name)
         _end_outside(witness, path)
         _disk.wrote(path)
 
@@ -335,18 +335,18 @@ def _on_save(place: Any) -> None:
     witness = _here()
     if witness is None:
         return
-    name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
-    if not isinstance(name, (str, os.PathLike)):  # into memory: to be sent, or to be written next
+    name = _disk.name_of(place)
+    if name is None:  # into memory: to be sent, or to be written next
         raw = getattr(place, "getbuffer", bytes)()
         witness.memory = bytes(raw[: len(raw) // 2]) if _is_due(witness, "save") else b""
         witness.behind = _in_a_thread()
         return
-    path = os.path.realpath(os.fspath(name))
+    path = os.path.realpath(name)
     witness.memory = witness.written = None
     if _is_due(witness, "save") and witness.holds(path):
         # What a kill in the middle of writing leaves: a part of the file.
-        if hasattr(place, "flush"):
-            _quietly(place.flush)
+        for file in (place, getattr(place, "raw", None)):
+            _quietly(lambda of=file: of.flush())
         _quietly(lambda: os.truncate(path, os.path.getsize(path) // 2))  # noqa: PTH202
         _strike(witness, path=path)
     witness.behind = _in_a_thread()
@@ -355,10 +355,10 @@ def _on_save(place: Any) -> None:
 
 def _on_load(place: Any) -> None:
     witness = _here()
-    name = place if isinstance(place, (str, os.PathLike)) else getattr(place, "name", None)
-    if witness is None or witness.steps or not isinstance(name, (str, os.PathLike)):
+    name = _disk.name_of(place)
+    if witness is None or witness.steps or name is None:
         return
-    path = os.path.realpath(os.fspath(name))
+    path = os.path.realpath(name)
     witness.write({"k": "load", "n": 0, "r": _rank()[0], "t": time.time(), "path": path})
 
 

@@ -1,0 +1,96 @@
+"""A small disk and a read-only one for a drill's copy of a run: mounts that only the drill and its programs see.
+
+They need root, and are in a mount namespace of the drill's own: the kernel removes them with its last process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
+_RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18  # linux/mount.h
+_DETACH = 2
+_MOST_OF_MEMORY = 0.25  # a small disk is in memory
+_BLOCK = 4096
+
+
+def enter() -> bool:
+    """Give this thread, and what it starts from now on, mounts of its own; False where they are not to be had."""
+    if os.geteuid() or not Path("/proc/self/ns/mnt").exists():
+        return False
+    try:
+        _call("unshare", _CLONE_NEWNS)
+        _mount("none", Path("/"), _REC | _PRIVATE)
+    except OSError:  # a container without CAP_SYS_ADMIN
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, room: int) -> Iterator[bool]:
+    """Have a folder on a disk with so many bytes left; False where there is none. What was left on it stays."""
+    disk = folder.with_name(f"{folder.name}-disk")
+    size = room + sum(_BLOCK + path.lstat().st_size for path in [folder, *folder.rglob("*")])
+    if size > _MOST_OF_MEMORY * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        yield False
+        return
+    disk.mkdir()
+    try:
+        _call("mount", b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={size}".encode())
+        _copy(folder, disk)
+        with own_mount(folder, of=disk) as is_there:
+            yield is_there
+        _copy(disk, folder)
+    finally:
+        with contextlib.suppress(OSError):
+            _call("umount2", os.fsencode(disk), _DETACH)
+        disk.rmdir()
+
+
+@contextlib.contextmanager
+def own_mount(folder: Path, *, of: Path | None = None) -> Iterator[bool]:
+    """Make a folder a mount of itself, which `forbid` can make read-only, or of another; False where it cannot be."""
+    try:
+        _mount(str(of or folder), folder, _BIND)
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _call("umount2", os.fsencode(folder), _DETACH)
+
+
+def forbid(folder: Path) -> bool:
+    """Make such a folder read-only; False where a file in it is open for writing."""
+    try:
+        _mount("none", folder, _REMOUNT | _BIND | _RDONLY)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: Path, to: Path) -> None:
+    """Make a folder the same as another, itself excepted: it may be a mount."""
+    for path in to.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True)
+
+
+def _mount(source: str, folder: Path, flags: int) -> None:
+    _call("mount", source.encode(), os.fsencode(folder), None, flags, None)
+
+
+def _call(name: str, *args: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*[ctypes.c_ulong(item) if isinstance(item, int) else item for item in args]):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

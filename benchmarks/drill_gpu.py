@@ -10,7 +10,8 @@ every 5 steps and a seed. Ours is not compiled. Both are started as one rank by 
 between, which takes 7 s more of each of some 20 starts. The drills run side by side; one that is not over after --limit
 seconds is ended.
 
-OUT gets table.md, the report of each trainer (JSON, Markdown), and logs.tgz: what each drill printed, and its ranks.
+OUT gets table.md, the report of each trainer (JSON, Markdown), and logs.tgz: what each drill printed, and its ranks;
+torchtitan-documented.json is evidence for docs/who-resumes/.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,8 @@ def _drill(given: argparse.Namespace, folder: Path) -> int:
             print(f"\n{name}: no report; its last lines:")
             print("\n".join((folder / f"{name}.txt").read_text().splitlines()[-15:]))
     print(f"\n{table}", flush=True)
+    if report := reports.get("torchtitan"):
+        (given.out / "torchtitan-documented.json").write_text(json.dumps(_evidence(report, folder), indent=1) + "\n")
     return 0 if all(report is not None and report["overall"] == "PASS" for report in reports.values()) else 1
 
 
@@ -197,6 +201,21 @@ def _keep(name: str, proof: Path, out: Path) -> dict[str, Any] | None:
         (out / f"{name}.{kind}").write_bytes((proof / f"drill.{kind}").read_bytes())
     report: dict[str, Any] = json.loads((proof / "drill.json").read_text())
     return report
+
+
+def _evidence(report: dict[str, Any], folder: Path) -> dict[str, Any]:
+    import torch
+
+    kept = {key: value for key, value in report.items() if key not in ("losses", "command")}
+    text = json.dumps(kept).replace(f"{folder}/torchtitan/", "")
+    gpu = f"one {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "CPU"
+    return {
+        "trainer": "torchtitan", "recipe": "drill-torchtitan", "kind": "documented",
+        "settings": f"its debug model, `--checkpoint.enable`, on {gpu}",
+        "date": datetime.now(UTC).date().isoformat(), "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("torch", "torchtitan", "torchdata")},
+        **json.loads(text),
+    }  # fmt: skip
 
 
 def render(reports: dict[str, dict[str, Any]]) -> str:

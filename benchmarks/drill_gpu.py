@@ -7,7 +7,7 @@ WHEELS holds torchtitan 0.2.2 and what it imports; a wheel whose package is inst
 brings neither text nor tokenizer, so both are made here where its debug model looks for them, and `stand_in/datasets`
 reads the text in place of Hugging Face's package. All other settings are those of its debug_model.toml, but for a save
 every 5 steps and a seed. Ours is not compiled. Both are started as one rank by the agent; --torchrun puts torchrun
-between, which takes 7 s more of each of some 20 starts. The drills run side by side; one that is not over after --limit
+between, which takes some 5 s more of each of 20 starts. The drills run side by side; one that is not over after --limit
 seconds is ended.
 
 OUT gets table.md, the report of each trainer (JSON, Markdown), and logs.tgz: what each drill printed, and its ranks;

@@ -16,7 +16,6 @@ _CLONE_NEWNS = 0x00020000  # linux/sched.h
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18  # linux/mount.h
 _DETACH = 2
 _MOST_OF_MEMORY = 0.25  # a small disk is in memory
-_BLOCK = 4096
 
 
 def enter() -> bool:
@@ -35,20 +34,27 @@ def enter() -> bool:
 def small_disk(folder: Path, room: int) -> Iterator[bool]:
     """Have a folder on a disk with so many bytes left; False where there is none. What was left on it stays."""
     disk = folder.with_name(f"{folder.name}-disk")
-    size = room + sum(_BLOCK + path.lstat().st_size for path in [folder, *folder.rglob("*")])
+    size = room + sum(path.lstat().st_size for path in folder.rglob("*"))
     if size > _MOST_OF_MEMORY * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         yield False
         return
     disk.mkdir()
     try:
-        _call("mount", b"tmpfs", os.fsencode(disk), b"tmpfs", 0, f"size={size}".encode())
+        _call("mount", b"tmpfs", os.fsencode(disk), b"tmpfs", 0, None)
+    except OSError:
+        disk.rmdir()
+        yield False
+        return
+    try:
         _copy(folder, disk)
+        blocks = os.statvfs(disk)
+        used = (blocks.f_blocks - blocks.f_bfree) * blocks.f_frsize
+        _call("mount", b"tmpfs", os.fsencode(disk), b"tmpfs", _REMOUNT, f"size={used + room}".encode())
         with own_mount(folder, of=disk) as is_there:
             yield is_there
         _copy(disk, folder)
     finally:
-        with contextlib.suppress(OSError):
-            _call("umount2", os.fsencode(disk), _DETACH)
+        _call("umount2", os.fsencode(disk), _DETACH)
         disk.rmdir()
 
 

@@ -109,6 +109,8 @@ def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path) ->
     witness = _witness(hit)
     marks = [path.stat().st_mtime_ns for path in (*witness.glob("struck-*"), *witness.glob("go"))]
     since = max(marks, default=0) + _TICK_NS
+    if disk.is_mount and disk.room:  # it was full before the attempt began
+        since = int(hit.begun * 1e9)
     roots = [run / "checkpoints", run / "work"] if disk.limit else [disk.folder]
     written = {path: path.stat().st_size for path in _files(*roots) if path.stat().st_mtime_ns > since}
     if disk.limit:

@@ -15,19 +15,21 @@ HEAD = """# Who resumes
 
 Small models of each trainer, drilled by `trainmaster drill` on CPUs: once with the settings that the project's own
 pages give, once with our recipe. Every file of evidence is in [who-resumes/](who-resumes); `make who-resumes` makes
-them anew, and this page. The file that is damaged is the largest of the checkpoint: of so small a model it may be the
-random state. A FAIL of documented settings is no bug of the trainer where its pages promise no more; what to
-change stands below.
+them anew, and this page; that of torchtitan is made on a GPU by `benchmarks/drill_gpu.py`. The file that is damaged is
+the largest of the checkpoint: of so small a model it may be the random state. A FAIL of documented settings is no bug
+of the trainer where its pages promise no more; what to change stands below.
 
 `fail`: not restored, or a damaged checkpoint was loaded or ended the run at step 0. `warn`: somebody must step in.
 `skip`: does not apply. `error`: could not be seen, often because an earlier strike ended the run.
-SIGTERM, SIGSTOP and the kill of a launcher are not in this table: they are strikes of the command.
+SIGTERM, SIGSTOP, the kill of a launcher and half as many ranks are strikes of the command, and not in this table but
+for torchtitan; an empty cell was not tried. A full and a read-only disk are EFBIG and EACCES here: programs are forked
+by a process from before.
 """
 NOT_DRILLED = """
 ## Not drilled here
 
-torchtitan 0.2.2 needs a GPU and files that its wheel does not bring, Megatron-Bridge and NeMo need GPUs and NVIDIA's
-containers: `trainmaster examples drill-torchtitan`, `drill-megatron-bridge` and `drill-nemo` print specs for them.
+Megatron-Bridge and NeMo need GPUs and NVIDIA's containers: `trainmaster examples drill-megatron-bridge` and
+`drill-nemo` print specs for them.
 """
 
 
@@ -66,11 +68,15 @@ def _about(run: dict[str, Any]) -> list[str]:
         f"{run['settings']}. {versions}, Python {run['python']}; {run['date']}, seed {run['seed']}, "
         f"{run['steps']} steps; strikes: {', '.join(reached) or 'none'}.",
     ]
-    bad = [one for one in run["claims"] if one["verdict"] in ("fail", "warn")]
+    bad = [
+        one
+        for one in run["claims"]
+        if one["verdict"] in ("fail", "warn") or (one["claim"], one["verdict"]) == ("strikes", "error")
+    ]
     if bad:
         lines += ["", "| claim | what was seen | what to change |", "|---|---|---|"]
         lines += [_bars(DOES[one["claim"]], one["reason"], one.get("action") or "") for one in bad]
-        if run["kind"] == "documented":
+        if run["kind"] == "documented" and run["trainer"] != "torchtitan":  # its recipe is a spec of the same settings
             lines += ["", f"A script with all of it: `trainmaster examples {run['recipe']}`."]
     return lines
 

@@ -193,6 +193,16 @@ DOCUMENTED: dict[str, tuple[str, Texts]] = {
             ('    part = FOLDER / "part"\n', '    part = FOLDER / f"step-{step:05d}"\n'),
             ('        shutil.rmtree(FOLDER / f"step-{step:05d}", ignore_errors=True)  # one that was not whole\n', ""),
             ('        part.rename(FOLDER / f"step-{step:05d}")\n', ""),
+            (
+                "        for path in part.iterdir():\n"
+                '            with path.open("rb") as file:\n'
+                "                os.fsync(file.fileno())  # on the disk before anything says so\n"
+                '        with (part / SEAL).open("w") as file:\n'
+                "            file.write(json.dumps(digest(part)))\n"
+                "            file.flush()\n"
+                "            os.fsync(file.fileno())\n",
+                "",
+            ),
             ("if (folder / SEAL).exists() and json.loads((folder / SEAL).read_text()) == digest(folder):", "if True:"),
             (
                 '        step, epoch, place = at["step"], at["epoch"], at["place"]\n    restored = saved is None\n',

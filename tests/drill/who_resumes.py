@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import sysconfig
 import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -43,6 +44,7 @@ def main() -> None:
                     )
                     document = to_plain(command_proof.report(proof).document)
                 text = json.dumps(document).replace(f"{folder}/drill/", "")
+                text = text.replace(f"{sysconfig.get_path('purelib')}/", "")
                 kept = {key: value for key, value in json.loads(text).items() if key not in ("losses", "command")}
                 packages = dict.fromkeys(("torch", *recipes.NEEDS[name]))
                 about = {

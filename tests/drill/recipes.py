@@ -188,8 +188,8 @@ DOCUMENTED: dict[str, tuple[str, Texts]] = {
         ),
     ),
     "accelerate": (
-        "`save_state` into a folder for each step, `load_state` of the newest, `skip_first_batches`; the step in a file of "
-        "the script's own, place.json",
+        "`save_state` into a folder for each step, `load_state` of the newest, `skip_first_batches`; the step in a "
+        "file of the script's own, place.json",
         (
             ('    part = FOLDER / "part"\n', '    part = FOLDER / f"step-{step:05d}"\n'),
             ('        shutil.rmtree(FOLDER / f"step-{step:05d}", ignore_errors=True)  # one that was not whole\n', ""),

@@ -74,7 +74,8 @@ def prepared(name: str, newest: Checkpoint, run: Path, *, own_mounts: bool) -> I
     sizes = [path.stat().st_size for path in newest.files]
     with contextlib.ExitStack() as stack:
         if own_mounts and name == "full":
-            disk.room = sum(sizes) // 2
+            page = os.sysconf("SC_PAGE_SIZE")  # what a tmpfs is counted in
+            disk.room = max(page, sum(sizes) // 2 // page * page)
             disk.is_mount = stack.enter_context(mounts.small_disk(disk.folder, disk.room))
         elif own_mounts and name == "readonly":
             disk.is_mount = stack.enter_context(mounts.own_mount(disk.folder))

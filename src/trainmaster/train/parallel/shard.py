@@ -83,7 +83,7 @@ def use_one_order() -> None:
     """Only kernels that add in one order, in torch, cuBLAS and the compiler. Before CUDA starts."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads what was not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing reads it
     torch.backends.cudnn.benchmark = False
     with contextlib.suppress(ImportError, AttributeError):  # the compiler must not choose by time how to add
         from torch._inductor import config

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -414,3 +415,8 @@ KNOWN: dict[str, list[str]] = {"cycle": [], "private": [], "file": [], "function
 def assert_known(kind: str, found: Collection[str]) -> None:
     """No offence but the known ones."""
     assert sorted(set(found) - set(KNOWN[kind])) == []
+
+
+def test_no_signal_handler_sets_an_event() -> None:
+    """It runs in the main thread, which may hold the lock of that very event in `wait`: both would wait for ever."""
+    assert [str(path) for path, text in SOURCES.items() if re.search(r"signal\.signal\(.*\.set\(\)", text)] == []

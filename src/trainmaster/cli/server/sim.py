@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,14 +93,14 @@ def lambda_(
         faults=parse_rates(faults), boot_s=boot_s, terminate_s=terminate_s, time_factor=time_factor,
         api_key_file=api_key_file, capacity=capacity, quota=quota,
     )  # fmt: skip
-    stop = threading.Event()
+    asked: list[int] = []  # no Event: a handler that sets it can come while `wait` holds its lock, and wait for ever
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda received, _frame: asked.append(received))
     simulator = Simulator(settings).start()
     try:
         _announce(simulator, as_json=as_json)
-        while not stop.wait(1.0):
-            pass
+        while not asked:
+            time.sleep(0.1)
         summary = simulator.summary()
     finally:
         simulator.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from test_real_failures import CASES
 
 from trainmaster.agent.diagnose import count_oom_kills, judge, mask, read_tail
 from trainmaster.core.errors import FileUnreadable
-from trainmaster.core.failures import FAILURES
+from trainmaster.core.failures import FAILURES, SIGNALS
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
 
@@ -195,3 +196,10 @@ def test_a_secret_inside_another_and_one_of_many_lines() -> None:
 )
 def test_a_reason_tells_a_cause_from_a_last_line(code: int, lines: list[str], message: str) -> None:
     assert judge(rank=0, ranks=1, code=code, lines=lines, oom_kills=0).message == message
+
+
+def test_a_kill_from_outside_is_not_the_full_disk_that_was_told_before() -> None:
+    lines = ["WARNING saves fail: OSError: [Errno 28] No space left on device: '/x/step-5'", "step 35/60 Loss: 2.1"]
+    killed = judge(rank=0, ranks=4, code=-9, lines=lines, oom_kills=0, full="/x")
+    assert killed.reason is SIGNALS.get(signal.SIGKILL, Reason.SCRIPT_FAILED)
+    assert judge(rank=0, ranks=4, code=1, lines=lines, oom_kills=0, full="/x").reason is Reason.DISK_FULL

@@ -52,7 +52,8 @@ def test_peers_that_ignore_the_end_are_killed(node: Any) -> None:
         ("echo 'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB'; exit 1", Reason.OUT_OF_MEMORY),
         ("echo anything; exit 65", Reason.BAD_DATA),
         ("echo anything; exit 66", Reason.BAD_CHECKPOINT),
-        ("echo anything; exit 67", Reason.DIVERGED),
+        ("echo 'error: 3 bad steps; the run has been rolled back 2 times: lower it'; exit 67", Reason.DIVERGED),
+        ("echo anything; exit 67", Reason.SCRIPT_FAILED),  # not of our trainer
         ("kill -SEGV $$", Reason.CRASHED),
         ("exit 1", Reason.SCRIPT_FAILED),
     ],

@@ -150,3 +150,13 @@ def test_a_link_names_a_checkpoint_too(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("step-10")
     checkpoint = folders.Checkpoint(name="", files=(tmp_path / "step-10/a.pt",), at=0.0)
     assert folders.find_pointer(checkpoint, [tmp_path]) == tmp_path / "latest"
+
+
+def test_the_folder_of_an_earlier_drill_is_not_copied(tmp_path: Path) -> None:
+    source, proof = tmp_path / "mine", tmp_path / "mine" / "proof"
+    (proof / "reference").mkdir(parents=True)
+    (proof / folders.REPORT).write_text("{}")
+    (source / "train.py").write_text("")
+    (source / "reference").mkdir()
+    folders.copy_work(source, tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["reference", "train.py"]

@@ -198,6 +198,7 @@ def test_the_folder_that_is_made_read_only_is_that_of_the_checkpoints() -> None:
         ("checkpoints/step-5/a.pt", "checkpoints"),
         ("work/out/step-5/a.pt", "work/out"),
         ("work/a.pt", "work"),
+        ("work/checkpoint-12/a.pt", "work"),  # the next one is made beside it
     ):
         assert storage.find_folder(Checkpoint(name="", files=(run / file,), at=0.0), run) == run / folder
 

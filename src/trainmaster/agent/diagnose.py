@@ -37,6 +37,7 @@ class Outcome:
     resumable: bool = False
 
 
+_ROLLED_BACK = "the run has been rolled back"  # in the last words of our trainer (train/loop.py)
 _OF_STORAGE = (Reason.FILE_SYSTEM_ERROR, Reason.STORAGE_ERROR, Reason.DISK_FULL)
 
 
@@ -54,8 +55,14 @@ def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int,
         ended = f"was killed by {evidence['signal']}" if code < 0 else f"{ended} ({evidence['signal']})"
     reason, cause = Reason.SCRIPT_FAILED, ""
     match = find_failure(lines)
-    if code in EXIT_REASONS:
-        reason = EXIT_REASONS[code]
+    if number == signal.SIGKILL and (match is None or match[0].reason is Reason.DISK_FULL):
+        # It came from outside. A save that failed before was told as a warning, and training went on.
+        match, full = None, None
+    told = EXIT_REASONS.get(code)
+    if told is Reason.DIVERGED and not any(_ROLLED_BACK in line for line in lines):
+        told = None  # a program that is not ours
+    if told is not None:
+        reason = told
         # Our trainer says what it could not read; whether a mount or a store failed stands in its words.
         if match and reason in (Reason.BAD_DATA, Reason.BAD_CHECKPOINT) and match[0].reason in _OF_STORAGE:
             reason, cause = match[0].reason, match[1]

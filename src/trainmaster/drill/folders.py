@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import UsageError
 
+REPORT = "drill.json"  # in a folder that a drill wrote
 LEFT_OUT = frozenset({".git", ".venv", "node_modules", "__pycache__"})
 MOST_BYTES = 2 << 30
 _LEAST_BYTES = 256  # of a file that may hold weights
@@ -43,7 +44,7 @@ def copy_work(source: Path | None, to: Path, *, links: Collection[str] = ()) -> 
         return
     linked = _names(links)
     for entry in sorted(source.iterdir()):
-        if entry.name in LEFT_OUT or to.is_relative_to(entry):
+        if entry.name in LEFT_OUT or to.is_relative_to(entry) or _is_proof(entry):
             continue
         if entry.name in linked:
             (to / entry.name).symlink_to(entry.absolute())
@@ -54,6 +55,11 @@ def copy_work(source: Path | None, to: Path, *, links: Collection[str] = ()) -> 
     for path, target in mended.items():
         (to / path).unlink()
         (to / path).symlink_to(target)
+
+
+def _is_proof(entry: Path) -> bool:
+    """Whether a drill has written this folder: the next one would carry its copies along."""
+    return (entry / REPORT).is_file() and (entry / "reference").is_dir()
 
 
 def check_work(source: Path | None, to: Path, *, links: Collection[str] = ()) -> dict[Path, str]:

@@ -9,8 +9,14 @@ import contextlib
 import ctypes
 import os
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from trainmaster.core.errors import HostError
+from trainmaster.node import cgroup
+from trainmaster.node.host import Host
 
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 32, 4096, 16384, 1 << 18  # linux/mount.h
@@ -33,12 +39,11 @@ def enter() -> bool:
 @contextlib.contextmanager
 def small_disk(folder: Path, room: int) -> Iterator[bool]:
     """Have a folder on a disk with so many bytes left; False where there is none. What was left on it stays."""
-    disk = folder.with_name(f"{folder.name}-disk")
     size = room + sum(path.lstat().st_size for path in folder.rglob("*"))
-    if size > _MOST_OF_MEMORY * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+    if size > _MOST_OF_MEMORY * _free_memory():
         yield False
         return
-    disk.mkdir()
+    disk = Path(tempfile.mkdtemp(prefix="disk-", dir=folder.parent))
     try:
         _call("mount", b"tmpfs", os.fsencode(disk), b"tmpfs", 0, None)
     except OSError:
@@ -88,11 +93,29 @@ def _copy(source: Path, to: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True)
+    shutil.copytree(source, to, symlinks=True, dirs_exist_ok=True, ignore=_pipes)
+
+
+def _pipes(folder: str, names: list[str]) -> set[str]:
+    """Pipes, sockets and devices: they hold nothing."""
+    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}  # noqa: PTH118
+    return {
+        name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
+    }
+
+
+def _free_memory() -> int:
+    """Bytes of memory that this process may take: of the machine, and of its control group."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = cgroup.read_memory(Host())
+    except HostError:
+        return 0  # not known
+    return free if limit is None else min(free, limit[1])
 
 
 def _mount(source: str, folder: Path, flags: int) -> None:
-    _call("mount", source.encode(), os.fsencode(folder), None, flags, None)
+    _call("mount", os.fsencode(source), os.fsencode(folder), None, flags, None)
 
 
 def _call(name: str, *args: object) -> None:

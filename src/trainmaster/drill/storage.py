@@ -89,9 +89,11 @@ def prepared(name: str, newest: Checkpoint, run: Path, *, own_mounts: bool) -> I
 
 
 def find_folder(newest: Checkpoint, run: Path) -> Path:
-    """The folder of a run in which it keeps its checkpoints: `checkpoints`, or what it made itself in `work`."""
+    """The folder of a run in which it keeps its checkpoints: `checkpoints`, or what it made itself in `work`; `work`
+    itself where each checkpoint is a folder of its own there, beside which the next one is made."""
     parts = newest.files[0].relative_to(run).parts
-    return run.joinpath(*parts[: 2 if parts[0] == "work" and len(parts) > 2 else 1])
+    is_below = parts[0] == "work" and len(parts) > 2 and re.search(r"\d", parts[1]) is None
+    return run.joinpath(*parts[: 2 if is_below else 1])
 
 
 def forbid(folder: Path) -> None:

@@ -160,3 +160,14 @@ def test_the_folder_of_an_earlier_drill_is_not_copied(tmp_path: Path) -> None:
     (source / "reference").mkdir()
     folders.copy_work(source, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["reference", "train.py"]
+
+
+def test_a_link_that_leads_to_itself_is_refused_or_copied(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    (tmp_path / "mine" / "sub" / "loop").symlink_to("loop")
+    try:
+        folders.copy_work(tmp_path / "mine", tmp_path / "copy")
+    except UsageError as error:
+        assert "leads to itself" in str(error)
+    else:
+        assert (tmp_path / "copy" / "sub" / "loop").is_symlink()

@@ -94,7 +94,10 @@ def _links_to_mend(source: Path, to: Path, links: Collection[str]) -> dict[Path,
     shared = [(source / name).resolve() for name in links]
     changed: dict[Path, str] = {}
     for path in _links(source, to, links):
-        written, target = str(path.readlink()), path.resolve()
+        try:
+            written, target = str(path.readlink()), path.resolve()
+        except RuntimeError:  # before Python 3.13
+            raise UsageError(f"{path} is a link that leads to itself: remove it, or name it with --link") from None
         if not any(target.is_relative_to(folder) for folder in (real, *shared)):
             first = path.relative_to(source).parts[0]
             raise UsageError(

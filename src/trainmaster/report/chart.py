@@ -103,9 +103,6 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     return [low, high]
 
 
-_SIDE = 1000  # of the box that lines are drawn in
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
     """The part of the plane that is shown."""
@@ -160,29 +157,24 @@ def _tick(value: float) -> str:
 
 def _plot(box: _Box, lines: Sequence[Line]) -> Markup:
     paths = Markup("").join(
-        Markup('<path class="s{}" d="{}" data-name="{}"/>').format(order, path, line.name)
+        Markup('<path class="s{}" d="{}" transform="scale(1 -1)" data-name="{}"/>').format(order, path, line.name)
         for order, line in enumerate(lines)
-        if (path := _path(box, line.points))
+        if (path := _path(line.points))
     )
     return Markup(
-        '<svg class="data" width="100%" height="100%" preserveAspectRatio="none" viewBox="0 0 {0} {0}">{1}</svg>'
-    ).format(_SIDE, paths)
+        '<svg class="data" width="100%" height="100%" preserveAspectRatio="none" viewBox="{} {} {} {}">{}</svg>'
+    ).format(_n(box.left), _n(-box.top), _n(box.right - box.left), _n(box.top - box.bottom), paths)
 
 
-def _path(box: _Box, points: Iterable[Point]) -> str:
-    """M and L commands in parts of the box. A gap, or a step back in x (a new attempt), lifts the pen.
-
-    Not in data units: a browser draws a line whose heights are thousandths as a smear.
-    """
+def _path(points: Iterable[Point]) -> str:
+    """M and L commands in data units. A gap, or a step back in x (a new attempt), lifts the pen."""
     parts: list[str] = []
     last: float | None = None
     for x, y in points:
         if y is None:
             last = None
             continue
-        across = _SIDE * (x - box.left) / (box.right - box.left)
-        down = _SIDE * (box.top - y) / (box.top - box.bottom)
-        parts.append(f"{'L' if last is not None and x > last else 'M'}{_n(round(across, 2))} {_n(round(down, 2))}")
+        parts.append(f"{'L' if last is not None and x > last else 'M'}{_n(x)} {_n(y)}")
         last = x
     return "".join(parts)
 
@@ -231,5 +223,5 @@ def _first_to_last(line: Line) -> str:
 
 
 def _n(value: float) -> str:
-    """Whole numbers whole; others to six digits: more than a screen shows, and a report stays small."""
+    """Whole numbers whole (steps); others to six digits: more than a screen shows, and a report stays small."""
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -158,16 +159,16 @@ def test_the_folder_of_an_earlier_drill_is_not_copied(tmp_path: Path) -> None:
     (proof / folders.REPORT).write_text("{}")
     (source / "train.py").write_text("")
     (source / "reference").mkdir()
+    (proof / "reference" / "data").symlink_to("/etc")  # as the program of that drill left it: nobody follows it
+    (proof / "large").write_bytes(b"x" * 5000)
+    assert folders.measure(source) == 0
     folders.copy_work(source, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["reference", "train.py"]
 
 
-def test_a_link_that_leads_to_itself_is_refused_or_copied(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python resolves such a link to itself")
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "sub").mkdir(parents=True)
     (tmp_path / "mine" / "sub" / "loop").symlink_to("loop")
-    try:
+    with pytest.raises(UsageError, match="leads to itself"):
         folders.copy_work(tmp_path / "mine", tmp_path / "copy")
-    except UsageError as error:
-        assert "leads to itself" in str(error)
-    else:
-        assert (tmp_path / "copy" / "sub" / "loop").is_symlink()

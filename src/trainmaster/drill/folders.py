@@ -120,7 +120,8 @@ def _links(source: Path, to: Path, leave: Collection[str]) -> Iterator[Path]:
         names = {
             name
             for name in (*folders, *files)
-            if name not in LEFT_OUT and not (here == source and (name in leave or to.is_relative_to(here / name)))
+            if name not in LEFT_OUT
+            and not (here == source and (name in leave or to.is_relative_to(here / name) or _is_proof(here / name)))
         }
         yield from (here / name for name in sorted(names) if (here / name).is_symlink())
         # The links of a virtual environment lead to its interpreter, whatever the folder is called.
@@ -132,7 +133,11 @@ def measure(folder: Path, *, leave: Collection[str] = ()) -> int:
     total = 0
     for above, folders, files in os.walk(folder):
         here = Path(above)
-        folders[:] = [name for name in folders if name not in LEFT_OUT and not (here == folder and name in leave)]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in LEFT_OUT and not (here == folder and (name in leave or _is_proof(here / name)))
+        ]
         for name in files:
             if not (here == folder and name in leave):
                 total += (here / name).lstat().st_size

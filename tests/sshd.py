@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +53,21 @@ class Sshd:
         held = self.connections()
         if also_server:
             self.process.kill()
+            self.process.wait()
         for pid in held:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        while also_server and self._takes_connections():  # a child that was just forked still has the socket
+            time.sleep(0.02)
+
+    def _takes_connections(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # reset or no answer: somebody still has the port
+        return True
 
 
 class Lab:

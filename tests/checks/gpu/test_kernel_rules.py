@@ -120,6 +120,9 @@ def test_every_new_kind_has_its_verdict_and_an_action(machine: Machine) -> None:
         "EXT4-fs (dm-0): I/O error while writing superblock": ("fail", "disk"),
         "mce: Uncorrected hardware memory error in user-access at 8a398a400": ("fail", "replaced"),
         "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context": ("warn", "update"),
+        "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)": ("warn", "update"),
+        "mlx5_core 0000:61:00.0: mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter, pci "
+        "channel state = 2": ("fail", "reseat"),
         "pt_main_thread[7]: segfault at 7f7 ip 00007f sp 00007f error 4 in libnccl.so.2[7f7+d3]": ("warn", "NCCL"),
         "mlx5_core 0000:61:00.0: Firmware over 120000 MS in pre-initializing state, aborting": ("fail", "adapter"),
         "mlx5_core 0000:61:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at "

@@ -284,6 +284,20 @@ def test_a_lost_gpu_with_its_xid_is_counted_once() -> None:
             ("peermem_error", None, None),
         ),
         (
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)",
+            ("peermem_error", None, None),
+        ),
+        (
+            "mlx5_core 0004:01:00.0: mlx5_pci_err_detected Device state = 1 health sensors: 1 pci_status: 1. Enter, "
+            "pci channel state = 2",
+            ("pcie_uncorrected", "0004:01:00.0", True),
+        ),
+        (
+            "mlx5_core 0000:01:00.0: mlx5_pci_err_detected Device state = 1 health sensors: 0 pci_status: 1. Enter, "
+            "pci channel state = 1",
+            ("pcie_uncorrected", "0000:01:00.0", False),
+        ),
+        (
             "pt_main_thread[2536443]: segfault at 7f797fe00000 ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in "
             "libnccl.so.2[7f7c7ac00000+d3d3000]",
             ("nccl_crash", "pt_main_thread", None),

@@ -111,8 +111,9 @@ RULES = (
         rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)",
         fatal=True,
     ),
-    # peer_err of nvidia-peermem.c
+    # peer_err of nvidia-peermem.c; the second is the module loader's, where it was built for other drivers
     _rule("peermem_error", "nvidia-peermem", rf"{HEAD}nvidia-peermem \w{{1,60}}:\d+ ERROR "),
+    _rule("peermem_error", "peer", rf"{HEAD}(?:nvidia_peermem|nv_peer_mem): Unknown symbol "),
     _rule(  # show_signal_msg of arch/x86/mm/fault.c; do_error_trap of traps.c writes the second form
         "nccl_crash",
         "libnccl",
@@ -139,6 +140,11 @@ RULES = (
         r"(?:severity=|AER: (?:Multiple )?)Uncorrect(?:ed|able) \((?:(?P<nonfatal>Non-)|(?P<fatal>))Fata"
         r"|DPC: (?:unmasked uncorrectable error|ERR_(?:FATAL|NONFATAL)|containment event)"
         r"|AER: .*(?:recovery failed|can't recover)",
+    ),
+    _rule(  # mlx5/core/main.c: PCI recovery began; the link is usable (1), frozen (2) or lost (3)
+        "pcie_uncorrected",
+        "mlx5_pci_err_detected",
+        r"mlx5_core .*mlx5_pci_err_detected .*pci channel state = (?:(?P<nonfatal>1)|(?P<fatal>[23]))\b",
     ),
     _rule(
         # __pcie_print_link_status of drivers/pci/pci.c, at each boot. A lower speed is often the slot's, or that of a

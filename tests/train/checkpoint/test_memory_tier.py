@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
-from trainmaster.train.checkpoint.tiers import memory
+from trainmaster.train.checkpoint.manifest import FileRecord
+from trainmaster.train.checkpoint.tiers import memory, memory_to_disk
+from trainmaster.train.checkpoint.write import write
 
 from ..runs import Ran, RunHere, Start, StopAfter, tiny
 
@@ -169,3 +172,27 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     assert len(places) == 2
     assert memory.open_folder(tmp_path / "m" / "one") == memory.open_folder(tmp_path / "m" / "one")
     assert memory.open_folder(tmp_path / "m" / "one") != memory.open_folder(tmp_path / "m" / "two")
+
+
+def test_files_go_from_memory_to_the_disk_beside_each_other_and_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, draft = tmp_path / "memory", tmp_path / "draft"
+    source.mkdir()
+    mine = {name: write(source / name, [name.encode() * 1000]) for name in ("a", "b", "c")}
+    both = threading.Barrier(3, timeout=30)
+
+    def write_together(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+        both.wait()  # until all three are under way
+        return write(path, pieces)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(memory_to_disk, "write", write_together)
+        draft.mkdir()
+        memory_to_disk.copy_files(source, draft, mine, threads=3)
+    assert {path.name: path.read_bytes() for path in draft.iterdir()} == {name: name.encode() * 1000 for name in mine}
+    (source / "b").write_bytes(b"x" * 1000)
+    shutil.rmtree(draft)
+    draft.mkdir()
+    with pytest.raises(CheckpointError, match="memory/b does not match its SHA-256 any more"):
+        memory_to_disk.copy_files(source, draft, mine, threads=2)

@@ -217,10 +217,12 @@ class Tiered:
     # Work in the background, on every rank
 
     def _copy_to_disk(self, job: Job, save: Save) -> None:
-        folder, group = self._disk.folder, self._copies
+        disk, group, threads = self._disk, self._copies, self._threads
         save.result = retry(
-            lambda: copy_to_disk(job.source, folder, job.manifest, job.mine, fence=self._disk.fence, group=group),
-            self._disk.retries,
+            lambda: copy_to_disk(
+                job.source, disk.folder, job.manifest, job.mine, fence=disk.fence, group=group, threads=threads
+            ),
+            disk.retries,
         )
         save.written.set()
         save.warning = self._disk.prune(job.step, spare=self._to_remote.steps, group=group)

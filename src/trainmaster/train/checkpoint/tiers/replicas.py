@@ -9,6 +9,7 @@ import contextlib
 import os
 import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch.distributed as dist
@@ -43,9 +44,10 @@ class Replicas:
         loads: dist.ProcessGroup | None,
         check: Callable[[Manifest], None],
         needs: Needs,
+        threads: int,
     ) -> None:
         """`check` raises CheckpointError where a manifest is of another run, before anything is moved for it."""
-        self._loads = loads
+        self._loads, self._threads = loads, threads
         self._folder, self._group, self._check, self._needs = folder, group, check, needs
         self._rank = dist.get_rank()
         words = rank_sync.on_all(lambda: memory.open_folder(folder), group=group)
@@ -188,12 +190,15 @@ class Replicas:
         """Per node, the files there that match the manifest. Read whole, divided among the node's ranks."""
         mine = self._ranks_on[self._node]
         names = sorted(manifest.files)[mine.index(self._rank) :: len(mine)]
-        good = rank_sync.on_all(
-            lambda: {
-                name for name in names if manifests.find_fault(path, {name: manifest.files[name]}, deep=True) is None
-            },
-            group=self._loads,
-        )
+
+        def is_whole(name: str) -> bool:
+            return manifests.find_fault(path, {name: manifest.files[name]}, deep=True) is None
+
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="checkpoint-verify") as pool:
+            good = rank_sync.on_all(
+                lambda: {name for name, whole in zip(names, pool.map(is_whole, names), strict=True) if whole},
+                group=self._loads,
+            )
         return [set().union(*(good[rank] for rank in ranks)) for ranks in self._ranks_on]
 
     def _bring(self, path: Path, manifest: Manifest, here: list[set[str]], needed: Sequence[Collection[str]]) -> None:
@@ -222,7 +227,7 @@ class Replicas:
 
 
 def open_memory(
-    run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None, loads: dist.ProcessGroup | None
+    run: Run, checkpoints: Path, *, group: dist.ProcessGroup | None, loads: dist.ProcessGroup | None, threads: int
 ) -> Replicas | None:
     """The memory tier of a run that saves to the folder `checkpoints`; None where it has none."""
     config = run.config.checkpoint.memory
@@ -238,7 +243,14 @@ def open_memory(
         must_match(where, as_of_today(where, manifest.run), run.identity)
 
     try:
-        opened = Replicas(folder, group=group, loads=loads, check=check, needs=lambda path: _find_needed(run, path))
+        opened = Replicas(
+            folder,
+            group=group,
+            loads=loads,
+            check=check,
+            needs=lambda path: _find_needed(run, path),
+            threads=threads,
+        )
     except rank_sync.RankError as error:
         run.say(f"no saves to memory, only to {checkpoints}: {error}")
         return None

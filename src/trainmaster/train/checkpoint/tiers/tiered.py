@@ -68,7 +68,7 @@ class Tiered:
         self._snapshots = Snapshots(run, group=group, threads=self._threads)
         fence = Fence(lambda: open_store(folder), lease_s=config.lease_s)
         self._disk = DiskTier(folder, config, fence=fence, loads=self._loads, threads=self._threads)
-        self._memory = open_memory(run, folder, group=group, loads=self._loads)
+        self._memory = open_memory(run, folder, group=group, loads=self._loads, threads=self._threads)
         self._remote: Remote | None = None
         if config.remote is not None:
             uploads = open_group(limits.upload_s, "checkpoint_upload")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from drill import recipes
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.drill.run import Proof, References
+from trainmaster.drill.record import Proof, References
 
 TRAINERS = ("torchrun", "hf-trainer", "lightning")
 HEALTHY = (

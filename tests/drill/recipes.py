@@ -15,7 +15,8 @@ from pathlib import Path
 
 from fork_server import ForkServer
 from trainmaster.core.spec import JobSpec, Limits, Resources
-from trainmaster.drill.run import CommandDrill, Proof, References, Setup
+from trainmaster.drill.record import Proof, References, Setup
+from trainmaster.drill.run import CommandDrill
 from warm_python import WarmPython
 
 RECIPES = Path(__file__).parents[2] / "examples" / "jobs"

@@ -26,8 +26,7 @@ from trainmaster.drill.attempt import last_words
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.readings import read_losses
-from trainmaster.drill.record import Attempt, Struck
-from trainmaster.drill.run import Proof, Setup
+from trainmaster.drill.record import Attempt, Proof, Setup, Struck
 from trainmaster.drill.witness_log import Line, Save
 
 from .test_judge import GROUND, REFERENCE, life, line, lines_from, resumes

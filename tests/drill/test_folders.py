@@ -11,7 +11,8 @@ import pytest
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import folders, plan
-from trainmaster.drill.run import CommandDrill, Setup
+from trainmaster.drill.record import Setup
+from trainmaster.drill.run import CommandDrill
 
 
 def test_the_working_folder_is_copied_without_its_tools(tmp_path: Path) -> None:

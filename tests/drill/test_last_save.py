@@ -10,8 +10,8 @@ import pytest
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Strike
-from trainmaster.drill.record import Attempt
-from trainmaster.drill.run import CommandDrill, Setup
+from trainmaster.drill.record import Attempt, Setup
+from trainmaster.drill.run import CommandDrill
 
 from .test_drill_parts import SHAPE, attempt
 from .test_judge import REFERENCE, line

@@ -20,7 +20,8 @@ from trainmaster.core.results import Verdict
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import attempt as engine
 from trainmaster.drill import plan, verdict, witness_log
-from trainmaster.drill.run import CommandDrill, Setup
+from trainmaster.drill.record import Setup
+from trainmaster.drill.run import CommandDrill
 from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
 from .test_drill_parts import SHAPE, attempt, lines_of

@@ -1,12 +1,16 @@
-"""Record of a drill of any program: what was seen of each start, and of each strike."""
+"""Record of a drill of any program: what is drilled, what was seen of each start and strike, and the result."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from trainmaster.core.results import CheckResult, Overall, judge_overall
+from trainmaster.core.spec import JobSpec
+from trainmaster.drill import plan as plans
 from trainmaster.drill.lives import Resume
-from trainmaster.drill.plan import Strike
+from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.witness_log import Life
 
 
@@ -70,3 +74,45 @@ class Struck:
     older: int = 0  # checkpoints beside the damaged one
     older_step: int | None = None  # step of the newest save before the one that a power cut struck
     storage: Storage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What is drilled, and how."""
+
+    spec: JobSpec  # with a command, on one node
+    again: tuple[str, ...] | None = None  # the command of every start but the first; None: the same
+    work: Path | None = None  # its files; None: none
+    links: tuple[str, ...] = ()
+    strikes: tuple[str, ...] = tuple(plans.STRIKES)
+    seed: int = 0
+    # As root: a full and a read-only disk are mounts, which only what the drill itself starts can see.
+    own_mounts: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """Two undisturbed runs, and what they have shown of the program."""
+
+    first: Attempt
+    second: Attempt
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Result of a drill."""
+
+    setup: Setup
+    shape: Shape | None  # None: the undisturbed runs could not be compared
+    struck: tuple[Struck, ...]
+    left_out: Mapping[str, str]
+    results: tuple[CheckResult, ...]
+    reference: Attempt
+    attempts: tuple[Attempt, ...]
+    took_s: float
+    references: References | None = None  # of a drill that came to its strikes
+
+    @property
+    def overall(self) -> Overall:
+        return judge_overall(self.results, planned=[result.check for result in self.results])

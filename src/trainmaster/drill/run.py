@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainmaster.core.plan import EVENTS_FILE, Plan
-from trainmaster.core.results import CheckResult, Finding, Overall, judge_overall
-from trainmaster.core.spec import JobSpec, Preflight
+from trainmaster.core.results import CheckResult, Finding
+from trainmaster.core.spec import Preflight
 from trainmaster.drill import attempt as engine
 from trainmaster.drill import folders, mounts, ranks, readings, storage, verdict, witness_log
 from trainmaster.drill import plan as plans
@@ -23,7 +23,7 @@ from trainmaster.drill.estimate import Estimate
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
 from trainmaster.drill.outside import Outside
 from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
-from trainmaster.drill.record import Attempt, Struck
+from trainmaster.drill.record import Attempt, Proof, References, Setup, Struck
 from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE
 
 _LOOK_S = 0.05
@@ -31,48 +31,6 @@ _LOOK_S = 0.05
 _QUIET_S, _QUIET_TIMES = 60.0, 10.0
 # Strikes from outside: the witness holds the program for them.
 _DO = dict.fromkeys(("term", "launcher", "stop"), "hold") | {name: name for name in plans.STORAGE}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """What is drilled, and how."""
-
-    spec: JobSpec  # with a command, on one node
-    again: tuple[str, ...] | None = None  # the command of every start but the first; None: the same
-    work: Path | None = None  # its files; None: none
-    links: tuple[str, ...] = ()
-    strikes: tuple[str, ...] = tuple(plans.STRIKES)
-    seed: int = 0
-    # As root: a full and a read-only disk are mounts, which only what the drill itself starts can see.
-    own_mounts: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class References:
-    """Two undisturbed runs, and what they have shown of the program."""
-
-    first: Attempt
-    second: Attempt
-    shape: Shape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """Result of a drill."""
-
-    setup: Setup
-    shape: Shape | None  # None: the undisturbed runs could not be compared
-    struck: tuple[Struck, ...]
-    left_out: Mapping[str, str]
-    results: tuple[CheckResult, ...]
-    reference: Attempt
-    attempts: tuple[Attempt, ...]
-    took_s: float
-    references: References | None = None  # of a drill that came to its strikes
-
-    @property
-    def overall(self) -> Overall:
-        return judge_overall(self.results, planned=[result.check for result in self.results])
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from trainmaster.core.results import Verdict
 from trainmaster.core.schema import to_plain
 
 if TYPE_CHECKING:
-    from trainmaster.drill.record import Struck
-    from trainmaster.drill.run import Proof
+    from trainmaster.drill.record import Proof, Struck
 
 _HEAD = ("strike", "what", "done", "saved", "resumed from", "lost")
 DOES = {

@@ -20,7 +20,7 @@ from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
     from trainmaster.cli._views.drill_report import Report
-    from trainmaster.drill.run import Setup
+    from trainmaster.drill.record import Setup
 
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
@@ -43,7 +43,7 @@ class Options:
 def choose(first: str | None, words: Sequence[str], spec: Path | None, options: Options) -> Setup | None:
     """What to drill; None where the first word names a training config."""
     from trainmaster.drill.plan import STRIKES
-    from trainmaster.drill.run import Setup
+    from trainmaster.drill.record import Setup
 
     if unknown := [name for name in options.strike if name not in STRIKES]:
         raise UsageError(f"--strike {unknown[0]}: the strikes are {', '.join(STRIKES)}; `--strike list` explains them")

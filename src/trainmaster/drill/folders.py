@@ -6,7 +6,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -158,6 +158,12 @@ def find_checkpoints(roots: Collection[Path], *, since: float) -> list[Checkpoin
         for name, files in groups.items()
     ]
     return sorted(found, key=lambda checkpoint: checkpoint.at, reverse=True)
+
+
+def list_alike(found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Those of about the size of the newest: a config or a table that lies beside one is none to go back to."""
+    sizes = [sum(path.stat().st_size for path in checkpoint.files) for checkpoint in found]
+    return [checkpoint for checkpoint, size in zip(found, sizes, strict=True) if 2 * size >= sizes[0]]
 
 
 def find_pointer(checkpoint: Checkpoint, roots: Collection[Path]) -> Path | None:

@@ -85,6 +85,14 @@ def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, .
     return tuple(strikes)
 
 
+def past_next_save(shape: Shape, newest: int) -> int | None:
+    """Steps after `newest` until one more save is done, and the one after it is not begun; None: none is left."""
+    saves = [step for step in shape.saves if step > newest]
+    if not saves or saves[0] >= shape.steps:
+        return None
+    return (saves[1] if len(saves) > 1 else saves[0] + 1) - newest
+
+
 def left_out(shape: Shape) -> dict[str, str]:
     """Strikes that this program has no place for, each with what shows it."""
     reasons = {}

@@ -147,7 +147,7 @@ class CommandDrill:
         shutil.copytree(self.folder / "struck", self.folder / name, symlinks=True, ignore=_attempts_of(self.folder))
         one = Struck(strike=strike, reached=True, died_at=timeline.done, newest=timeline.newest())
         if strike.name in plans.DAMAGE:
-            one = self._damage(one, name)
+            one = self._damage(one, name, timeline, shape)
         elif strike.name in plans.STORAGE:
             one = self._strike_disk(one, name, timeline, shape)
         elif strike.name != "ranks":
@@ -174,12 +174,16 @@ class CommandDrill:
         shutil.rmtree(self.folder / name / "work", ignore_errors=True)
         shutil.rmtree(self.folder / name / "checkpoints", ignore_errors=True)
 
-    def _damage(self, one: Struck, name: str) -> Struck:
+    def _damage(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
         """Damage the newest checkpoint of a copy of the run."""
-        found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
-        if not found:
+        found = self._checkpoints(name)
+        if len(folders.list_alike(found)) == 1:  # with none to go back to, no program can do better than to stop
+            one = self._save_once_more(one, name, timeline, shape)
+            found = self._checkpoints(name)
+        if not found or not one.reached:
             return replace(one, reached=False)
-        if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
+        older = len(folders.list_alike(found)) - 1
+        if one.strike.name == "missing" and not older and len(found[0].files) == 1:
             return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
         dice = random.Random(f"{self.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
         pointer = folders.find_pointer(found[0], self._roots(name))
@@ -188,12 +192,26 @@ class CommandDrill:
         path = folders.damage(found[0], one.strike.name, dice)
         if one.strike.name == "unfinished" and pointer is not None:
             path = pointer
-        return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
+        return replace(one, damaged=str(path.relative_to(self.folder / name)), older=older)
+
+    def _save_once_more(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
+        """Go on past the next save, and kill every rank."""
+        newest = one.newest or 0
+        after = plans.past_next_save(shape, newest)
+        if after is None:
+            return replace(one, reached=False)
+        label, kill = f"one more save, for: {one.strike}", Strike(name="all", after=0)
+        done = self._attempt(name, label, strike=kill, steps=after, total=newest + after)
+        timeline.add("the strike before", done.lives, files=self._written(done, name))
+        return replace(one, reached=done.struck, died_at=timeline.done, newest=timeline.newest())
+
+    def _checkpoints(self, name: str) -> list[folders.Checkpoint]:
+        return folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
 
     def _strike_disk(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
         """A save of a copy of the run that cannot be written, or that a power cut follows."""
         strike, run, newest = one.strike, self.folder / name, one.newest or 0
-        found = folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
+        found = self._checkpoints(name)
         order = storage.place(strike.name, shape, newest)
         if not found or not order:
             return replace(one, reached=False)
@@ -233,11 +251,11 @@ class CommandDrill:
             self._unanswered = None
         return resumes
 
-    def _written(self, done: Attempt) -> list[float]:
+    def _written(self, done: Attempt, name: str = "struck") -> list[float]:
         """When an attempt wrote its checkpoints, where only their files tell."""
         if not self._unheard:
             return []
-        return [checkpoint.at for checkpoint in folders.find_checkpoints(self._roots("struck"), since=done.begun)]
+        return [checkpoint.at for checkpoint in folders.find_checkpoints(self._roots(name), since=done.begun)]
 
     def _undisturbed(self, name: str) -> Attempt:
         folders.copy_work(self.setup.work, self.folder / name / "work", links=self.setup.links)

@@ -177,22 +177,27 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
     if one.skipped is not None:
         return skip(f"{words}: {one.skipped}", proof="the files that the struck run had saved")
     if not one.reached or one.branch is None:
-        return error(f"{words}: no checkpoint was there to be damaged so", action="save more than one checkpoint")
+        return error(
+            f"{words}: no checkpoint was there to be damaged, with an older one beside it",
+            action="run more steps, with at least two saves after the last kill",
+        )
     words = f"{words} ({one.damaged})"
+    alone = "" if one.older else "; it keeps only one checkpoint, so there was none to go back to"
+    to_do = _FALL_BACK if one.older else _KEEP_TWO
     if not one.resumes:
         code = next((code for code in one.branch.codes if code), 0)
         if code == 0:
             return fail(f"{words}: the program ended with 0 and trained nothing", action=_FALL_BACK)
         return warn(
-            f"{words}: noticed, and the program ended with {code}; somebody must remove it before the run goes on",
-            action=_FALL_BACK,
+            f"{words}: noticed, and the program ended with {code}"
+            + (alone or "; somebody must remove it before the run goes on"),
+            action=to_do,
         )
     starts = {resume.start for resume in one.resumes}
     if 0 in starts and (one.newest or 0) > 0:
         return fail(
-            f"{words}: the run began at step 0, silently"
-            + (f", although {one.older} older checkpoints were there" if one.older else ""),
-            action=_FALL_BACK,
+            f"{words}: the run began at step 0" + (alone or f", silently, although {one.older} older were there"),
+            action=to_do,
         )
     if all(start is not None and start < (one.newest or 0) for start in starts):
         return ok(f"{words}: noticed, went on from step {max(start or 0 for start in starts)}")
@@ -233,6 +238,10 @@ _HUNG = "ranks wait for each other: see whether all of them loaded the same step
 _FALL_BACK = (
     "verify a checkpoint before loading it, fall back to the one before, and stop with an error where none is good; "
     "keep at least two"
+)
+_KEEP_TWO = (
+    "keep at least two checkpoints: delete the older one only when a newer one is whole; fall back to it where the "
+    "newest cannot be verified, and stop with an error where none is good"
 )
 
 

@@ -108,11 +108,20 @@ class Proof:
     struck: tuple[Struck, ...]
     left_out: Mapping[str, str]
     results: tuple[CheckResult, ...]
-    reference: Attempt
+    reference: Attempt | None  # None: it was interrupted before its first run had ended
     attempts: tuple[Attempt, ...]
     took_s: float
     references: References | None = None  # of a drill that came to its strikes
+    interrupted: bool = False
 
     @property
     def overall(self) -> Overall:
         return judge_overall(self.results, planned=[result.check for result in self.results])
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM in a drill, of which nothing runs on. `proof`: what was found until then."""
+
+    def __init__(self, proof: Proof) -> None:
+        super().__init__()
+        self.proof = proof

@@ -23,7 +23,7 @@ from trainmaster.drill.estimate import Estimate
 from trainmaster.drill.lives import BY_FILES, Resume, Timeline
 from trainmaster.drill.outside import Outside
 from trainmaster.drill.plan import LOOK_STEPS, Shape, Strike
-from trainmaster.drill.record import Attempt, Proof, References, Setup, Struck
+from trainmaster.drill.record import Attempt, Interrupted, Proof, References, Setup, Struck
 from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE
 
 _LOOK_S = 0.05
@@ -43,6 +43,8 @@ class CommandDrill:
     _attempts: list[Attempt] = field(default_factory=list)  # of the struck run, in order
     _struck: list[Struck] = field(default_factory=list)
     _resumes: list[Resume] = field(default_factory=list)
+    _seen: References | Attempt | None = None  # of the undisturbed runs
+    _planned: Sequence[Strike] = ()
     _reference_losses: Mapping[int, float] = field(default_factory=dict)
     _reference_folder: Path = Path()
     _unheard: bool = False  # its saves are known by its files alone
@@ -54,8 +56,17 @@ class CommandDrill:
     _mounts: bool | None = None  # whether it has mounts of its own; None: not asked for yet
 
     def run(self, references: References | None = None) -> Proof:
-        """`references`: those of an earlier drill of the same program with the same values; without, they are run."""
+        """`references`: those of an earlier drill of the same program with the same values; without, they are run.
+
+        Interrupted with what was found, where Ctrl-C ends it.
+        """
         started = time.monotonic()
+        try:
+            return self._run(references, started)
+        except KeyboardInterrupt:
+            raise Interrupted(self._so_far(started)) from None
+
+    def _run(self, references: References | None, started: float) -> Proof:
         folders.check_work(self.setup.work, self.folder / "reference", links=self.setup.links)
         inject = Path(__file__).with_name("inject")
         shutil.copytree(inject, self.folder / "witness", ignore=shutil.ignore_patterns("__pycache__"))
@@ -63,24 +74,40 @@ class CommandDrill:
         if isinstance(seen, Proof):
             return seen
         self._know(seen.first)
-        strikes = plans.make(seen.shape, wanted=self.setup.strikes, seed=self.setup.seed)
-        reached = self._strike_all(seen.first, strikes, seen.shape)
-        findings = verdict.judge_all(
+        self._seen = seen
+        self._planned = plans.make(seen.shape, wanted=self.setup.strikes, seed=self.setup.seed)
+        reached = self._strike_all(seen.first, self._planned, seen.shape)
+        return self._proof(seen.shape, self._left_out(seen.shape), self._judge(seen, reached), seen, started)
+
+    def _judge(self, seen: References, reached: int | None) -> list[tuple[str, Finding]]:
+        return verdict.judge_all(
             seen.first,
             seen.second,
             seen.shape,
             struck=self._struck,
             attempts=self._attempts,
             resumes=self._resumes,
-            planned=strikes,
+            planned=self._planned,
             reached=reached,
         )
-        left_out = {name: why for name, why in plans.left_out(seen.shape).items() if name in self.setup.strikes}
-        return self._proof(seen.shape, left_out, findings, seen, started)
+
+    def _left_out(self, shape: Shape) -> dict[str, str]:
+        return {name: why for name, why in plans.left_out(shape).items() if name in self.setup.strikes}
+
+    def _so_far(self, started: float) -> Proof:
+        """What was found before an interrupt. A strike whose resume was not seen counts as not run."""
+        seen = self._seen
+        if not isinstance(seen, References):
+            return replace(self._proof(None, {}, [("reference", verdict.NOT_RUN)], seen, started), interrupted=True)
+        if self._unanswered is not None:
+            name = self._struck[self._unanswered].strike.name
+            self._struck = [one for one in self._struck if one.strike.name != name]
+        found = verdict.interrupted(self._judge(seen, None), self._struck, self._planned)
+        return replace(self._proof(seen.shape, self._left_out(seen.shape), found, seen, started), interrupted=True)
 
     def _look_at_it(self, started: float) -> References | Proof:
         """Run it twice undisturbed; a proof of one finding where it cannot be drilled."""
-        first = self._undisturbed("reference")
+        first = self._seen = self._undisturbed("reference")
         self._know(first)
         if refusal := verdict.unfit(first, self.folder):
             return self._proof(None, {}, [("reference", refusal)], first, started)
@@ -367,7 +394,7 @@ class CommandDrill:
         shape: Shape | None,
         left_out: Mapping[str, str],
         findings: Sequence[tuple[str, Finding]],
-        seen: References | Attempt,
+        seen: References | Attempt | None,
         started: float,
     ) -> Proof:
         return Proof(

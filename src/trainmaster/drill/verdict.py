@@ -148,6 +148,30 @@ def judge_all(
     return found
 
 
+def interrupted(
+    found: Sequence[tuple[str, Finding]], struck: Sequence[Struck], planned: Sequence[Strike]
+) -> list[tuple[str, Finding]]:
+    """The findings of a drill that was interrupted: what needs the whole of it is not known, a fault that was seen is.
+
+    `struck`: strikes whose resume was seen.
+    """
+    seen = {one.strike.name for one in struck}
+    left = [strike for strike in planned if strike.name not in seen]
+    started = any(one.resumes for one in struck)
+    told: list[tuple[str, Finding]] = []
+    for name, finding in found:
+        is_open = name in ("end", "processes") or (finding.verdict is Verdict.ERROR and not started)
+        if name == "strikes":
+            words = "; ".join(map(str, left)) or "the last attempt, to its end"
+            told.append((name, error(f"interrupted, and not run: {words}", action=_AGAIN)))
+        elif is_open and finding.verdict is not Verdict.FAIL and name != "witness":
+            told.append((name, NOT_RUN))
+        else:
+            told.append((name, finding))
+    claims = {"ranks": "other ranks", "term": "stop", **{name: name for name in (*DAMAGE, *STORAGE)}}
+    return told + [(claims[strike.name], NOT_RUN) for strike in left if strike.name in claims]
+
+
 def _unseen(*attempts: Attempt) -> Finding | None:
     """Steps are counted by their lines: with one missing, every judgement after it would be of another step."""
     for attempt in attempts:
@@ -232,6 +256,8 @@ def _wrong_state(one: Struck, ground: Ground) -> list[str]:
     return [finding.reason for finding in findings if finding.verdict is Verdict.FAIL]
 
 
+_AGAIN = "drill again, to the end"
+NOT_RUN = error("not run: the drill was interrupted", action=_AGAIN)
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
 _FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
 _HUNG = "ranks wait for each other: see whether all of them loaded the same step, and give collectives a timeout"

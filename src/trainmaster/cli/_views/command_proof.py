@@ -53,11 +53,12 @@ def report(proof: Proof) -> Report:
         words=("what",),
         rows=[_cells(number, one) for number, one in enumerate(proof.struck, 1)],
         claims=[(DOES[result.check], result.findings[0]) for result in proof.results],
-        undisturbed=proof.reference.losses,
+        undisturbed=proof.reference.losses if proof.reference else {},
         struck=[attempt.losses for attempt in proof.attempts],
         marks=[one.died_at for one in proof.struck if one.died_at is not None and not (one.branch or one.hit)],
         document=_document(proof),
         repeat=_repeat(proof),
+        interrupted=proof.interrupted,
     )
 
 
@@ -66,6 +67,7 @@ def _document(proof: Proof) -> dict[str, Any]:
 
     return {
         "overall": proof.overall,
+        "interrupted": proof.interrupted,
         "took_s": round(proof.took_s, 1),
         "seed": proof.setup.seed,
         "command": list(proof.setup.spec.command or ()),
@@ -98,7 +100,7 @@ def _document(proof: Proof) -> dict[str, Any]:
         "not_tried": NOT_TRIED,
         "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
         "losses": {
-            "undisturbed": points(proof.reference.losses),
+            "undisturbed": points(proof.reference.losses) if proof.reference else [],
             "struck": [{"after": attempt.before, "losses": points(attempt.losses)} for attempt in proof.attempts],
         },
     }
@@ -122,8 +124,9 @@ def _repeat(proof: Proof) -> list[str]:
 
 def _is_bad(proof: Proof, name: str) -> bool:
     claims = {"term": "stop", "saving": "restart", "ranks": "other ranks"}
+    bad = (Verdict.FAIL,) if proof.interrupted else (Verdict.FAIL, Verdict.ERROR)
     return any(
-        result.check == claims.get(name, name) and result.findings[0].verdict in (Verdict.FAIL, Verdict.ERROR)
+        result.check == claims.get(name, name) and result.findings[0].verdict in bad
         for result in proof.results
     )
 
@@ -149,10 +152,11 @@ def _cells(number: int, one: Struck) -> tuple[str, ...]:
 
 
 def _sentence(proof: Proof) -> str:
+    cut = "interrupted: " if proof.interrupted else ""
     if not proof.struck:
-        return f"nothing was struck, in {proof.took_s:.0f} s"
+        return f"{cut}nothing was struck, in {proof.took_s:.0f} s"
     reached = sum(one.reached for one in proof.struck)
-    return f"{reached} of {len(proof.struck)} strikes, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+    return f"{cut}{reached} of {len(proof.struck)} strikes, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
 
 
 def _setting(proof: Proof) -> str:

@@ -38,6 +38,7 @@ class Report:
     marks: Sequence[int]  # steps at which it was struck
     document: Mapping[str, Any]
     repeat: Sequence[str] = ()  # commands: this drill once more, and single strikes of it
+    interrupted: bool = False
 
 
 def show(report: Report) -> None:

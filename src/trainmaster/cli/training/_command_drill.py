@@ -95,11 +95,16 @@ def settle(setup: Setup, processes: int | None, seed: int) -> Setup:
 
 
 def run(setup: Setup, folder: Path, say: Callable[[str, int, int], None]) -> Report:
-    """Drill it, in this folder."""
+    """Drill it, in this folder. Interrupted, it tells what was found until then."""
     from trainmaster.cli._views import command_proof
+    from trainmaster.drill.record import Interrupted
     from trainmaster.drill.run import CommandDrill
 
-    return command_proof.report(CommandDrill(setup, folder, say).run())
+    try:
+        proof = CommandDrill(setup, folder, say).run()
+    except Interrupted as interrupted:
+        proof = interrupted.proof
+    return command_proof.report(proof)
 
 
 def list_strikes(names: Sequence[str], *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
+from trainmaster.cli.interrupt import INTERRUPTED
 from trainmaster.cli.training import _command_drill as command_drill
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import MissingExtra, SpecError, UsageError
@@ -143,17 +144,27 @@ def _prove(
     """Run a drill in its folder, show and keep its report, and end with its exit code."""
     from trainmaster.cli._views import drill_report
 
-    with _interruptible(), _folder(out) as folder, _progress(quiet=as_json) as say:
-        report = run(folder.absolute(), say)
-        if out is not None:
-            drill_report.save(report, out)
-    if as_json:
-        _console.as_json(report.document)
-    else:
-        drill_report.show(report)
-        if out is not None:
+    with _interruptible():  # to the end: `timeout` sends SIGTERM twice, and the second must not cut off what is told
+        with _folder(out) as folder, _progress(quiet=as_json) as say:
+            report = run(folder.absolute(), say)
+            if out is not None:
+                drill_report.save(report, out)
+        if as_json:
+            _console.as_json(report.document)
+        else:
+            drill_report.show(report)
+        if report.interrupted:
+            _console.note(f"interrupted; {_kept(out)}")
+            raise typer.Exit(INTERRUPTED)
+        if out is not None and not as_json:
             _console.note(f"report in {out}")
     raise typer.Exit(exit_code(report.overall))
+
+
+def _kept(out: Path | None) -> str:
+    if out is None:
+        return "nothing of it is kept: --out DIR keeps the report, and every attempt's logs and events"
+    return f"the report of what was run, and the attempts until then, are in {out}"
 
 
 def count_gpus(config: TrainConfig) -> int | None:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.drill import plan, storage, storage_verdict
+from trainmaster.core.spec import JobSpec
+from trainmaster.drill import mounts, plan, storage, storage_verdict
 from trainmaster.drill.folders import Checkpoint
+from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
-from trainmaster.drill.record import Attempt, Storage, Struck
+from trainmaster.drill.record import Attempt, Setup, Storage, Struck
+from trainmaster.drill.run import CommandDrill
 from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE
 
 from . import matrix, recipes
 from .test_drill_parts import SHAPE, attempt, lines_of
-from .test_judge import lines_from, resumes
+from .test_judge import REFERENCE, life, lines_from, resumes
 
 INJECT = Path(plan.__file__).with_name("inject")
 
@@ -209,7 +215,11 @@ def test_what_went_wrong_is_found_in_the_log_and_not_what_every_run_prints(tmp_p
     run = tmp_path / "struck"
     disk = storage.Disk(name="full", folder=run / "checkpoints", room=1000)
     _, hit = run_python("print('UserWarning: this cannot be compiled, 4.2 s')", run, "full")
-    seen = storage.look(hit, tmp_path / "reference", until=9, disk=disk, run=run)
+
+    def look(hit: Attempt) -> Storage:
+        return storage.look(hit, tmp_path / "reference", until=9, disk=disk, run=run, before=tmp_path / "before")
+
+    seen = look(hit)
     assert (seen.told, seen.went_on, seen.refused, seen.through) == (None, True, None, ())
     (run / "attempt-1/rank-0.log").write_text("could not save step 30: File too large\n")
     refused = {"k": "refused", "n": 5, "r": 0, "t": 1.0, "words": "RuntimeError: x"}
@@ -219,14 +229,72 @@ def test_what_went_wrong_is_found_in_the_log_and_not_what_every_run_prints(tmp_p
     (run / "checkpoints/half.pt").write_bytes(b"x" * 1000)
     (run / "checkpoints/whole.pt").write_bytes(b"x" * 1001)
     long = replace(hit, codes=(-9,), lives=attempt(*lines_of(1, 9)).lives)
-    seen = storage.look(long, tmp_path / "reference", until=9, disk=disk, run=run)
+    seen = look(long)
     assert seen.told == "could not save step 30: File too large"
     assert (seen.went_on, seen.refused, seen.through) == (True, "RuntimeError: x", ("checkpoints/whole.pt",))
     short = replace(long, lives=attempt(*lines_of(1, 8)).lives)
-    assert not storage.look(short, tmp_path / "reference", until=9, disk=disk, run=run).went_on
+    assert not look(short).went_on
     for room, through in ((2001, 0), (2000, 2)):  # of the whole disk: more was written than it had room for
         disk.room, disk.is_mount = room, True
-        assert len(storage.look(short, tmp_path / "reference", until=9, disk=disk, run=run).through) == through
+        assert len(look(short).through) == through
+
+
+@pytest.mark.parametrize("is_mount", [True, False])
+def test_a_log_in_the_checkpoint_folder_is_no_save(is_mount: bool, tmp_path: Path) -> None:
+    run, before = tmp_path / "struck-full", tmp_path / "struck"
+    _, hit = run_python("", run, "full")
+    (before / "checkpoints").mkdir(parents=True)
+    old = {"train.out": b"a" * 3000, "last.pt": b"a" * 3000, "metrics": b"a" * 3000}
+    new = {"train.out": b"a" * 3100, "last.pt": b"a" * 1000, "metrics": b"a" * 3000}
+    disk = storage.Disk(name="full", folder=run / "checkpoints", room=1000, is_mount=is_mount)
+
+    def through(**changed: bytes) -> tuple[str, ...]:
+        for name, content in old.items():
+            (before / "checkpoints" / name).write_bytes(content)
+        for name, content in {**new, **changed}.items():
+            (run / "checkpoints" / name).write_bytes(content)
+        return storage.look(hit, tmp_path, until=9, disk=disk, run=run, before=before).through
+
+    assert through() == (), "what a log was given more, and half of a file"
+    assert through(**{"last.pt": b"b" * 3000}) == ("checkpoints/last.pt",), "written over in place"
+    assert "checkpoints/step-9.pt" in through(**{"step-9.pt": b"b" * 3000})
+
+
+def test_a_file_that_is_written_over_in_place_meets_a_limit_where_a_full_disk_had_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drill = CommandDrill(Setup(spec=JobSpec(name="x", command=("true",)), own_mounts=True), tmp_path)
+    drill._attempts.append(attempt(begun=0.0))
+    kept = tmp_path / "struck/checkpoints/last.pt"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"a" * 40_000)
+    rooms: list[int] = []
+
+    def start(_self: CommandDrill, run: str, label: str, **more: Any) -> Attempt:
+        done = replace(attempt(struck=True, codes=(1,)), folder=str(tmp_path / run / f"attempt-{len(rooms)}"))
+        if label.startswith("resume after"):
+            return done
+        path = tmp_path / run / "checkpoints/last.pt"
+        assert path.read_bytes() == kept.read_bytes(), "each try has a copy of the run as it was"
+        rooms.append(more["order"]["room"])
+        path.write_bytes(b"b" * (more["order"]["room"] or 40_000))
+        return done
+
+    @contextlib.contextmanager
+    def small_disk(_folder: Path, _room: int) -> Iterator[bool]:
+        yield True
+
+    monkeypatch.setattr(CommandDrill, "_attempt", start)
+    monkeypatch.setattr(mounts, "enter", lambda: True)
+    monkeypatch.setattr(mounts, "small_disk", small_disk)
+    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
+    timeline.add("the start", [life(*lines_of(1, 8), saves=[5])])
+    drill._branch(Strike(name="full", after=0), timeline, replace(SHAPE, world=1))
+    (one,) = drill._struck
+    assert rooms == [0, 20_000]
+    assert one.storage is not None and one.storage.through == () and "EFBIG in place of ENOSPC" in one.storage.way
+    assert storage_verdict.judge(one, []).verdict is Verdict.FAIL, "the last good checkpoint was written over"
+    assert not (tmp_path / "struck-full/checkpoints").exists()
 
 
 LOST = Storage(way="cut", lost=("checkpoints/a.pt",), of=1)

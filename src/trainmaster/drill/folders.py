@@ -161,9 +161,9 @@ def find_checkpoints(roots: Collection[Path], *, since: float) -> list[Checkpoin
 
 
 def list_alike(found: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Those of about the size of the newest: a config or a table that lies beside one is none to go back to."""
+    """Those of about the size of the largest: a config or a table that lies beside them is none to go on from."""
     sizes = [sum(path.stat().st_size for path in checkpoint.files) for checkpoint in found]
-    return [checkpoint for checkpoint, size in zip(found, sizes, strict=True) if 2 * size >= sizes[0]]
+    return [checkpoint for checkpoint, size in zip(found, sizes, strict=True) if 2 * size >= max(sizes)]
 
 
 def find_pointer(checkpoint: Checkpoint, roots: Collection[Path]) -> Path | None:

@@ -168,15 +168,26 @@ class CommandDrill:
         self._struck.append(Struck(strike=strike, reached=done.struck, died_at=died_at, resumes=within))
         return done.struck
 
-    def _branch(self, strike: Strike, timeline: Timeline, shape: Shape) -> None:
+    def _branch(self, strike: Strike, timeline: Timeline, shape: Shape, *, own_mounts: bool = True) -> None:
         """A strike in a copy of the run, and some steps of its resume; then the copy is thrown away."""
-        name = f"struck-{strike.name}"
-        shutil.copytree(self.folder / "struck", self.folder / name, symlinks=True, ignore=_attempts_of(self.folder))
+        name, before = f"struck-{strike.name}", timeline.copy()
+        own_mounts = own_mounts and strike.name in plans.STORAGE and self._has_mounts()
+        shutil.copytree(
+            self.folder / "struck",
+            self.folder / name,
+            symlinks=True,
+            ignore=_attempts_of(self.folder),
+            dirs_exist_ok=True,  # the logs of a first try
+        )
         one = Struck(strike=strike, reached=True, died_at=timeline.done, newest=timeline.newest())
         if strike.name in plans.DAMAGE:
             one = self._damage(one, name, timeline, shape)
         elif strike.name in plans.STORAGE:
-            one = self._strike_disk(one, name, timeline, shape)
+            one = self._strike_disk(one, name, timeline, shape, own_mounts=own_mounts)
+            if strike.name == "full" and own_mounts and one.storage is not None and one.storage.through:
+                # What is written over the old file, or after the old one was deleted, has the room of that one.
+                self._throw_away(name)
+                return self._branch(strike, before, shape, own_mounts=False)
         elif strike.name != "ranks":
             hit = self._attempt(name, str(strike), strike=strike, steps=2, total=shape.steps)
             one = _hit(one, hit, timeline)
@@ -198,19 +209,21 @@ class CommandDrill:
         self._struck.append(one)
         if strike.name not in plans.APART:
             self._resumes += one.resumes
-        shutil.rmtree(self.folder / name / "work", ignore_errors=True)
-        shutil.rmtree(self.folder / name / "checkpoints", ignore_errors=True)
+        self._throw_away(name)
+
+    def _throw_away(self, name: str) -> None:
+        for folder in self._roots(name):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _damage(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
         """Damage the newest checkpoint of a copy of the run."""
         found = self._checkpoints(name)
-        if len(folders.list_alike(found)) == 1:  # with none to go back to, no program can do better than to stop
+        if len(found) == 1:  # with none to go back to, no program can do better than to stop
             one = self._save_once_more(one, name, timeline, shape)
             found = self._checkpoints(name)
         if not found or not one.reached:
             return replace(one, reached=False)
-        older = len(folders.list_alike(found)) - 1
-        if one.strike.name == "missing" and not older and len(found[0].files) == 1:
+        if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
             return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
         dice = random.Random(f"{self.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
         pointer = folders.find_pointer(found[0], self._roots(name))
@@ -219,7 +232,7 @@ class CommandDrill:
         path = folders.damage(found[0], one.strike.name, dice)
         if one.strike.name == "unfinished" and pointer is not None:
             path = pointer
-        return replace(one, damaged=str(path.relative_to(self.folder / name)), older=older)
+        return replace(one, damaged=str(path.relative_to(self.folder / name)), older=len(found) - 1)
 
     def _save_once_more(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
         """Go on past the next save, and kill every rank."""
@@ -233,9 +246,9 @@ class CommandDrill:
         return replace(one, reached=done.struck, died_at=timeline.done, newest=timeline.newest())
 
     def _checkpoints(self, name: str) -> list[folders.Checkpoint]:
-        return folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun)
+        return folders.list_alike(folders.find_checkpoints(self._roots(name), since=self._attempts[0].begun))
 
-    def _strike_disk(self, one: Struck, name: str, timeline: Timeline, shape: Shape) -> Struck:
+    def _strike_disk(self, one: Struck, name: str, timeline: Timeline, shape: Shape, *, own_mounts: bool) -> Struck:
         """A save of a copy of the run that cannot be written, or that a power cut follows."""
         strike, run, newest = one.strike, self.folder / name, one.newest or 0
         found = self._checkpoints(name)
@@ -243,7 +256,7 @@ class CommandDrill:
         if not found or not order:
             return replace(one, reached=False)
         more = {"until": order.get("until", 0)}
-        with storage.prepared(strike.name, found[0], run, own_mounts=self._has_mounts()) as disk:
+        with storage.prepared(strike.name, found[0], run, own_mounts=own_mounts) as disk:
             hit = self._attempt(
                 name,
                 str(strike),
@@ -259,7 +272,9 @@ class CommandDrill:
             left = storage.cut(hit, files[0].files if files else (), run)
             return replace(one, newest=timeline.newest(), older_step=newest, storage=left)
         timeline.saves = {step: ranks for step, ranks in timeline.saves.items() if step <= newest}  # none was whole
-        seen = storage.look(hit, self._reference_folder, until=more["until"], disk=disk, run=run)
+        seen = storage.look(
+            hit, self._reference_folder, until=more["until"], disk=disk, run=run, before=self.folder / "struck"
+        )
         return replace(one, storage=seen)
 
     def _has_mounts(self) -> bool:

@@ -25,6 +25,7 @@ _TOLD = re.compile(
     r"error|fail|could ?n[o']t|cannot|can't|unable|exception|errno|denied|too large|no space|read-?only|not saved", re.I
 )
 _LOG_BYTES = 16 << 20
+_PART_BYTES = 1 << 20
 
 
 def place(name: str, shape: Shape, newest: int) -> dict[str, int]:
@@ -107,15 +108,20 @@ def permit(folder: Path) -> None:
         path.chmod(path.stat().st_mode & 0o7777 | 0o200)
 
 
-def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path) -> Storage:
-    """What a program did whose saves could not be written. `reference`: folder of the undisturbed attempt."""
+def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path, before: Path) -> Storage:
+    """What a program did whose saves could not be written. `reference`: folder of the undisturbed attempt; `before`:
+    the run that `run` was a copy of."""
     witness = _witness(hit)
     marks = [path.stat().st_mtime_ns for path in (*witness.glob("struck-*"), *witness.glob("go"))]
     since = max(marks, default=0) + _TICK_NS
     if disk.is_mount and disk.room:  # it was full before the attempt began
         since = int(hit.begun * 1e9)
     roots = [run / "checkpoints", run / "work"] if disk.limit else [disk.folder]
-    written = {path: path.stat().st_size for path in _files(*roots) if path.stat().st_mtime_ns > since}
+    written = {
+        path: path.stat().st_size
+        for path in _files(*roots)
+        if path.stat().st_mtime_ns > since and not _is_appended(path, before / path.relative_to(run))
+    }
     if disk.limit:
         written = {path: size for path, size in written.items() if size > disk.limit}
     elif sum(written.values()) <= disk.room:  # the part that there was room for
@@ -127,6 +133,17 @@ def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path) ->
         told=_told(Path(hit.folder), reference),
         through=tuple(str(path.relative_to(run)) for path in written),
     )
+
+
+def _is_appended(path: Path, old: Path) -> bool:
+    """Whether a file is an older one with something added, as a log: no save."""
+    if not old.is_file() or not 0 < old.stat().st_size <= path.stat().st_size:
+        return False
+    with path.open("rb") as now, old.open("rb") as then:
+        while part := then.read(_PART_BYTES):
+            if now.read(len(part)) != part:
+                return False
+    return True
 
 
 def cut(hit: Attempt, newest: Collection[Path], run: Path) -> Storage:

@@ -8,6 +8,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,3 +215,43 @@ def test_a_step_that_only_makes_the_optimizers_state_is_none_of_the_run(
         hook.remove()
     (one,) = witness_log.read(tmp_path)
     assert len(one.lines) == 1
+
+
+# As a script saves that renames: into memory, a file beside it, its final name. The last one comes after the last step.
+RENAMES = """
+import io, os, sys, tempfile, trainmaster_witness as witness
+for step in (1, 2):
+    witness._witness.steps = step
+    if sys.argv[1] == "memory":
+        witness._on_save(io.BytesIO(b"x" * 100))
+        with open("part", "wb") as file:
+            file.write(b"x" * 100)
+        os.replace("part", f"step-{step}.pt")
+        if witness._witness.written and step == 1:  # as the next step would
+            witness._note_save(witness._witness, witness._witness.written, 0)
+    else:
+        handle, name = tempfile.mkstemp(dir=".")
+        with os.fdopen(handle, "wb") as file:
+            file.write(b"x" * 100)
+            witness._on_save(file)
+        os.replace(name, f"step-{step}.pt")
+"""
+
+
+@pytest.mark.spawns
+@pytest.mark.parametrize("way", ["memory", "number"])
+def test_the_last_save_of_a_script_that_renames_is_counted(way: str, tmp_path: Path) -> None:
+    folder, work = tmp_path / "struck/attempt-1-witness", tmp_path / "struck/work"
+    folder.mkdir(parents=True)
+    work.mkdir()
+    env = {
+        "PYTHONPATH": str(Path(plan.__file__).parent / "inject"),
+        FOLDER_VARIABLE: str(folder),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    subprocess.run([sys.executable, "-c", RENAMES, way], env=env, cwd=work, check=True)
+    (lines,) = folder.glob("*.jsonl")
+    saves = [(item["n"], item["path"]) for item in map(json.loads, lines.read_text().splitlines())]
+    assert [step for step, _ in saves] == [1, 2]
+    if way == "memory":
+        assert [path for _, path in saves] == [str(work / f"step-{step}.pt") for step in (1, 2)]

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import random
 import sys
 from array import array
 from typing import Any
 
 _making: list[bool] = []  # one for each call under way
+
+
+def rank() -> tuple[int, int]:
+    """Of this process, and how many there are."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def random_states(torch: Any) -> dict[str, str]:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,12 +73,23 @@ def lifted() -> Iterator[None]:
         _limit(_disk.room)
 
 
-def name_of(place: Any) -> str | None:
-    """Of the file that is written or read; torch's distributed checkpoint puts one into a writer that is not closed."""
+def name_of(place: Any, holds: Callable[[str], bool] = lambda _: False) -> str | None:
+    """Of the file that is written or read; torch's distributed checkpoint puts one into a writer that is not closed.
+
+    `holds`: whether a path is of the drill; asked for a file of mkstemp and fdopen, which knows only its number.
+    """
     for one in (place, getattr(place, "name", None), getattr(getattr(place, "raw", None), "name", None)):
         if isinstance(one, (str, os.PathLike)):
             return os.fspath(one)
+        path = os.path.realpath(f"/proc/self/fd/{one}") if isinstance(one, int) else ""
+        if path and holds(path) and os.path.exists(path):  # noqa: PTH110
+            return path
     return None
+
+
+def is_in_a_thread() -> bool:
+    """Whether this is written behind training."""
+    return threading.current_thread() is not threading.main_thread()
 
 
 def wrote(path: str) -> None:

@@ -16,6 +16,7 @@ TRAINMASTER_DRILL_STRIKE=JSON      {"when": "step" | "save", "after": steps, "ra
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib
@@ -23,7 +24,6 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -33,6 +33,7 @@ from typing import Any
 # Beside this file. Imported at once: the folder leaves sys.path when the witness has started.
 _digests: Any = importlib.import_module("trainmaster_digests")
 _disk: Any = importlib.import_module("trainmaster_disk")
+_rank: Callable[[], tuple[int, int]] = _digests.rank
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
@@ -100,6 +101,7 @@ def install() -> None:
         _quietly(_disk.prepare, _witness.strike, folder)
         sys.meta_path.insert(0, _AfterImport())
         sys.addaudithook(_on_audit)
+        atexit.register(_quietly, _on_end)
         for name, after in _AFTER.items():
             if name in sys.modules:  # by a .pth file, or a sitecustomize before ours
                 _quietly(after, sys.modules[name])
@@ -335,11 +337,11 @@ def _on_save(place: Any) -> None:
     witness = _here()
     if witness is None:
         return
-    name = _disk.name_of(place)
+    name = _disk.name_of(place, witness.holds)
     if name is None:  # into memory: to be sent, or to be written next
         raw = getattr(place, "getbuffer", bytes)()
         witness.memory = bytes(raw[: len(raw) // 2]) if _is_due(witness, "save") else b""
-        witness.behind = _in_a_thread()
+        witness.behind = _disk.is_in_a_thread()
         return
     path = os.path.realpath(name)
     witness.memory = witness.written = None
@@ -349,7 +351,7 @@ def _on_save(place: Any) -> None:
             _quietly(lambda of=file: of.flush())
         _quietly(lambda: os.truncate(path, os.path.getsize(path) // 2))  # noqa: PTH202
         _strike(witness, path=path)
-    witness.behind = _in_a_thread()
+    witness.behind = _disk.is_in_a_thread()
     _note_save(witness, path, _rank()[0])
 
 
@@ -371,10 +373,6 @@ def _note_save(witness: _Witness, path: str, rank: int) -> None:
         witness.write(line)
 
 
-def _in_a_thread() -> bool:
-    return threading.current_thread() is not threading.main_thread()
-
-
 def _on_audit(event: str, arguments: Any) -> None:
     # Called for all that Python does: nothing but comparisons unless something was saved into memory just now, or a
     # power cut is to come.
@@ -387,6 +385,12 @@ def _on_audit(event: str, arguments: Any) -> None:
         _quietly(_on_open, witness, arguments[0], arguments[2])
     elif event in ("os.rename", "shutil.move") and witness.written is not None:
         _quietly(_on_rename, witness, arguments[0], arguments[1])
+
+
+def _on_end() -> None:
+    """The last save of a run: no step follows that would tell that it is whole."""
+    if _witness is not None and _witness.pid == os.getpid() and _witness.written is not None:
+        _note_save(_witness, _witness.written, _rank()[0])
 
 
 def _on_open(witness: _Witness, place: Any, flags: int) -> None:
@@ -441,10 +445,3 @@ def _strike(witness: _Witness, path: str = "") -> None:
     end = time.monotonic() + _HOLD_S
     while time.monotonic() < end and not os.path.exists(os.path.join(witness.folder, "go")):  # noqa: PTH110, PTH118
         time.sleep(0.02)
-
-
-def _rank() -> tuple[int, int]:
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

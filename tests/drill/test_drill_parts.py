@@ -241,11 +241,13 @@ def proof_of(second: list[Line], *, codes: tuple[int, ...] = (0,), printed: dict
     return Proof(
         setup=Setup(spec=JobSpec(name="x", command=("python3", "train.py", "a|b"))),
         shape=shape,
+        planned=(strike,),
         struck=tuple(struck),
         left_out=plan.left_out(shape),
         results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
         reference=reference,
         attempts=tuple(attempts),
+        begun=1_000_000_000.0,
         took_s=3.0,
     )
 

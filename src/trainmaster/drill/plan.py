@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 # In the order in which they happen.
@@ -31,6 +31,7 @@ STORAGE = ("power", "full", "readonly")
 APART = (*STORAGE, *DAMAGE, "ranks")  # each has a judgement of its own
 # In a copy of the run: what they spoil, or a program that runs to its end in its grace, must not reach the others.
 BRANCHES = ("term", "saving", *APART)
+_ALONE = ("before-save", "stop", *BRANCHES)  # they leave no such run
 NOT_TRIED = "more ranks than before, another node"
 LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
 
@@ -64,14 +65,11 @@ class Shape:
 def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, ...]:
     """The strikes, in their order. What the program has no place for is left out: `left_out` says why."""
     dice = random.Random(seed)  # noqa: S311 (a drill, not a key)
-    wanted = {name for name in wanted if name not in left_out(shape)}
-    alone = ("before-save", "stop", *BRANCHES)
-    if wanted & set(BRANCHES) and wanted <= set(alone):
-        wanted.add("one")  # a copy needs a run that has saved and was killed
+    wanted = complete(name for name in wanted if name not in left_out(shape))
     names = [name for name in STRIKES if name in wanted]
     # Two saves are left for the copies: one that is struck, and steps after it.
     first, last = shape.saves[0], shape.saves[-2]
-    spread = [name for name in names if name not in ("after-save", *alone)]
+    spread = [name for name in names if name not in ("after-save", *_ALONE)]
     places = dict(zip(spread, _places(first + 2, max(first + 3, last - 1), len(spread), dice), strict=True))
     strikes = []
     for name in names:
@@ -83,6 +81,12 @@ def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, .
             after = places.get(name, 0)
         strikes.append(Strike(name=name, after=after, rank=dice.randrange(shape.world) if name == "one" else None))
     return tuple(strikes)
+
+
+def complete(wanted: Iterable[str]) -> set[str]:
+    """These strikes, and a kill where there is none: a copy needs a run that has saved and was killed."""
+    names = set(wanted)
+    return names | {"one"} if names & set(BRANCHES) and names <= set(_ALONE) else names
 
 
 def past_next_save(shape: Shape, newest: int) -> int | None:

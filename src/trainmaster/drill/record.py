@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainmaster.core.results import CheckResult, Overall, judge_overall
@@ -35,6 +35,7 @@ class Attempt:
     hung: bool = False  # it did no step for so long that it was killed
     repeated: frozenset[int] = frozenset()  # steps that it printed with more than one loss
     left: tuple[int, ...] = ()  # processes that would not die
+    versions: Mapping[str, str] = field(default_factory=dict)  # of Python and packages in the program; empty: not seen
     reached: int = 0  # the last step of the run that it began; of an attempt in a copy of the run
     before: str = ""  # the strike that it was to recover from
 
@@ -105,11 +106,13 @@ class Proof:
 
     setup: Setup
     shape: Shape | None  # None: the undisturbed runs could not be compared
+    planned: tuple[Strike, ...]
     struck: tuple[Struck, ...]
     left_out: Mapping[str, str]
     results: tuple[CheckResult, ...]
     reference: Attempt | None  # None: it was interrupted before its first run had ended
     attempts: tuple[Attempt, ...]
+    begun: float  # seconds since 1970
     took_s: float
     references: References | None = None  # of a drill that came to its strikes
     interrupted: bool = False
@@ -117,6 +120,31 @@ class Proof:
     @property
     def overall(self) -> Overall:
         return judge_overall(self.results, planned=[result.check for result in self.results])
+
+    @property
+    def tally(self) -> Tally:
+        return count(self.struck, self.planned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Strikes of a drill by their names: one of two kills (`twice`) is one strike."""
+
+    done: int
+    skipped: int  # nothing was there to be struck
+    missed: tuple[Strike, ...]
+
+    @property
+    def planned(self) -> int:
+        return self.done + len(self.missed)
+
+
+def count(struck: Sequence[Struck], planned: Sequence[Strike]) -> Tally:
+    """How many of the planned strikes happened."""
+    skipped = {one.strike.name for one in struck if one.skipped}
+    reached = {one.strike.name for one in struck} - {one.strike.name for one in struck if not one.reached}
+    missed = tuple(strike for strike in planned if strike.name not in reached | skipped)
+    return Tally(done=len(planned) - len(missed) - len(skipped), skipped=len(skipped), missed=missed)
 
 
 class Interrupted(KeyboardInterrupt):

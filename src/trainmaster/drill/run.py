@@ -376,6 +376,7 @@ class CommandDrill:
             stop_s=None if outside.stopped_at is None else ended - outside.stopped_at,
             launcher=outside.launcher,
             hung=outside.hung,
+            versions=witness_log.read_versions(witness),
             loaded=witness_log.read_loads(witness, base),
             struck=outside.struck or any(witness.glob("struck-*")),
             left=tuple(record.get("evidence", {}).get("would_not_die", [])),
@@ -415,13 +416,15 @@ class CommandDrill:
         return Proof(
             setup=self.setup,
             shape=shape,
+            planned=tuple(self._planned),
             struck=tuple(self._struck),
             left_out=left_out,
             results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
             reference=seen.first if isinstance(seen, References) else seen,
             references=seen if isinstance(seen, References) else None,
             attempts=tuple(self._attempts),
-            took_s=time.monotonic() - started,
+            begun=time.time() - (took_s := time.monotonic() - started),
+            took_s=took_s,
         )
 
 

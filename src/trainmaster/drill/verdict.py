@@ -11,7 +11,7 @@ from trainmaster.drill import judge, losses, ranks, storage_verdict
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
-from trainmaster.drill.record import Attempt, Struck
+from trainmaster.drill.record import Attempt, Struck, count
 from trainmaster.drill.witness_log import Life
 
 _UNSEEN = (
@@ -281,14 +281,11 @@ def _references(shape: Shape, ground: Ground, noise: float | None) -> Finding:
 
 
 def _strikes(struck: Sequence[Struck], planned: Sequence[Strike]) -> Finding:
-    done = {one.strike.name for one in struck if one.reached}
-    missed = [
-        strike for strike in planned if strike.name not in done | {one.strike.name for one in struck if one.skipped}
-    ]
-    if missed:
-        words = "; ".join(map(str, missed))
+    tally = count(struck, planned)
+    if tally.missed:
+        words = "; ".join(map(str, tally.missed))
         return error(f"not reached: {words}", action="run more steps, or choose another --seed")
-    return ok(f"{len(done)} strikes, each where it was planned")
+    return ok(f"{tally.done} strike{'s' * (tally.done != 1)}, each where it was planned")
 
 
 def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:

@@ -87,6 +87,12 @@ def read_refused(folder: Path) -> str | None:
     return next((str(item["words"]) for item in items), None)
 
 
+def read_versions(folder: Path) -> dict[str, str]:
+    """Of Python and the packages of the first process that trained; empty: none did."""
+    items = (item for path in sorted(folder.glob("*.jsonl")) for item in _objects(path) if item.get("k") == "versions")
+    return {str(name): str(version) for name, version in next(items, {"versions": {}})["versions"].items()}
+
+
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for raw in file.read(_MOST_BYTES).splitlines():

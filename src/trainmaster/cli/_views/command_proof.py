@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from trainmaster import __version__
+from trainmaster.cli._views import drill_report
 from trainmaster.cli._views.drill_report import Report, points
 from trainmaster.core.results import Verdict
 from trainmaster.core.schema import to_plain
@@ -51,7 +53,8 @@ def report(proof: Proof) -> Report:
         setting=_setting(proof),
         head=_HEAD,
         words=("what",),
-        rows=[_cells(number, one) for number, one in enumerate(proof.struck, 1)],
+        rows=_rows(proof),
+        made=drill_report.describe_making(proof.begun, _versions(proof)),
         claims=[(DOES[result.check], result.findings[0]) for result in proof.results],
         undisturbed=proof.reference.losses if proof.reference else {},
         struck=[attempt.losses for attempt in proof.attempts],
@@ -68,7 +71,9 @@ def _document(proof: Proof) -> dict[str, Any]:
     return {
         "overall": proof.overall,
         "interrupted": proof.interrupted,
+        "at": drill_report.stamp(proof.begun),
         "took_s": round(proof.took_s, 1),
+        "versions": {"trainmaster": __version__, **_versions(proof)},
         "seed": proof.setup.seed,
         "command": list(proof.setup.spec.command or ()),
         "resume_command": None if proof.setup.again is None else list(proof.setup.again),
@@ -96,6 +101,11 @@ def _document(proof: Proof) -> dict[str, Any]:
             }
             for one in proof.struck
         ],
+        "counts": {
+            "planned": proof.tally.planned,
+            "done": proof.tally.done,
+            "left_out": proof.tally.skipped + len(proof.left_out),
+        },
         "left_out": dict(proof.left_out),
         "not_tried": NOT_TRIED,
         "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
@@ -125,18 +135,25 @@ def _repeat(proof: Proof) -> list[str]:
 def _is_bad(proof: Proof, name: str) -> bool:
     claims = {"term": "stop", "saving": "restart", "ranks": "other ranks"}
     bad = (Verdict.FAIL,) if proof.interrupted else (Verdict.FAIL, Verdict.ERROR)
-    return any(
-        result.check == claims.get(name, name) and result.findings[0].verdict in bad
-        for result in proof.results
-    )
+    return any(result.check == claims.get(name, name) and result.findings[0].verdict in bad for result in proof.results)
 
 
-def _cells(number: int, one: Struck) -> tuple[str, ...]:
+def _versions(proof: Proof) -> dict[str, str]:
+    return dict(proof.reference.versions) if proof.reference else {}
+
+
+def _rows(proof: Proof) -> list[tuple[str, ...]]:
+    """A row for each kill; two of one strike have its number, and one that was left out has none."""
+    names = list(dict.fromkeys(one.strike.name for one in proof.struck if not one.skipped))
+    return [_cells("" if one.skipped else str(names.index(one.strike.name) + 1), one) for one in proof.struck]
+
+
+def _cells(number: str, one: Struck) -> tuple[str, ...]:
     what = str(one.strike)
     if not one.reached:
-        return (str(number), what, "left out" if one.skipped else "not reached", "", "", "")
+        return (number, what, "left out" if one.skipped else "not reached", "", "", "")
     if one.died_at is None:
-        return (str(number), what, "", "", "went on", "")
+        return (number, what, "", "", "went on", "")
     done = str(one.died_at)
     if not one.resumes:
         ended = "did not start again"
@@ -144,19 +161,21 @@ def _cells(number: int, one: Struck) -> tuple[str, ...]:
             ended = "ran to its end" if one.hit is not None else ended
         elif set(one.branch.codes) == {0}:
             ended = "ended with 0, without a step"
-        return (str(number), what, done, "", ended, "")
+        return (number, what, done, "", ended, "")
     resume = one.resumes[0]
     starts = sorted({"no step of the run" if r.start is None else str(r.start) for r in one.resumes})
     saved = "nothing" if resume.newest is None else str(resume.newest)
-    return (str(number), what, done, saved, " and ".join(starts), str(resume.lost))
+    return (number, what, done, saved, " and ".join(starts), str(resume.lost))
 
 
 def _sentence(proof: Proof) -> str:
     cut = "interrupted: " if proof.interrupted else ""
     if not proof.struck:
         return f"{cut}nothing was struck, in {proof.took_s:.0f} s"
-    reached = sum(one.reached for one in proof.struck)
-    return f"{cut}{reached} of {len(proof.struck)} strikes, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+    tally = proof.tally
+    apart = f", {many} left out" if (many := tally.skipped + len(proof.left_out)) else ""
+    done = f"{cut}{tally.done} of {tally.planned} strikes{apart}"
+    return f"{done}, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
 
 
 def _setting(proof: Proof) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from trainmaster import __version__
+from trainmaster.cli._views import drill_report
 from trainmaster.cli._views.drill_report import Report, points
 from trainmaster.core.schema import to_plain
 
@@ -40,12 +45,15 @@ def report(proof: Proof) -> Report:
         struck=[attempt.losses for attempt in proof.attempts],
         marks=[row.died_at for row in proof.rows if row.died_at is not None],
         document=_document(proof),
+        made=drill_report.describe_making(proof.begun, _versions()),
     )
 
 
 def _document(proof: Proof) -> dict[str, Any]:
     return {
         "overall": proof.overall,
+        "at": drill_report.stamp(proof.begun),
+        "versions": {"trainmaster": __version__, **_versions()},
         "took_s": round(proof.took_s, 1),
         "seed": proof.plan.seed,
         "steps": proof.plan.config.steps,
@@ -77,6 +85,14 @@ def _document(proof: Proof) -> dict[str, Any]:
             ],
         },
     }
+
+
+def _versions() -> dict[str, str]:
+    """Of this Python, which is that of the ranks."""
+    known = {"python": platform.python_version()}
+    with contextlib.suppress(metadata.PackageNotFoundError):  # one that was not installed by a package
+        known["torch"] = metadata.version("torch")
+    return known
 
 
 def _rows(proof: Proof) -> list[tuple[str, ...]]:

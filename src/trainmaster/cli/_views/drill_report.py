@@ -10,6 +10,7 @@ import math
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,19 @@ class Report:
     document: Mapping[str, Any]
     repeat: Sequence[str] = ()  # commands: this drill once more, and single strikes of it
     interrupted: bool = False
+    made: str = ""  # when, and with which versions
+
+
+def stamp(at: float) -> str:
+    """Seconds since 1970 as a date and time."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def describe_making(begun: float, versions: Mapping[str, str]) -> str:
+    """When a drill began, and the versions of what it drilled: Python, torch and others that the program had loaded."""
+    day, _, hour = stamp(begun).rstrip("Z").partition("T")
+    known = "".join(f", {name} {version}" for name, version in versions.items())
+    return f"Begun {day} {hour} UTC with trainmaster {__version__}{known or '; no version of the program was seen'}."
 
 
 def show(report: Report) -> None:
@@ -74,6 +88,7 @@ def save(report: Report, folder: Path) -> None:
 
 def markdown(report: Report) -> str:
     lines = [f"# Drill: {report.overall}", "", report.sentence, "", report.setting, ""]
+    lines += [report.made, ""] if report.made else []
     lines += [f"| {' | '.join(report.head)} |", f"|{'---|' * len(report.head)}"]
     lines += [_bars(*cells) for cells in report.rows]
     lines += ["", "| claim | verdict | found |", "|---|---|---|"]
@@ -151,7 +166,8 @@ def render_html(report: Report) -> str:
         f"<title>{report.overall}: Trainmaster drill</title><style>{style}</style></head><body><main>\n"
         f'<section class="card verdict {tone}"><div class="word">{report.overall}</div><h1>Drill</h1>'
         f'<p class="say">{html.escape(report.sentence)}</p>'
-        f'<p class="quiet">{html.escape(report.setting)}</p></section>\n'
+        f'<p class="quiet">{html.escape(report.setting)}</p>'
+        f'<p class="quiet">{html.escape(report.made)}</p></section>\n'
         f'<section class="card">{drawn}</section>\n'
         f'<section class="card"><header><h2>Kills</h2></header>{_table(report.head, report.rows)}</section>\n'
         f'<section class="card"><header><h2>Claims</h2></header>'

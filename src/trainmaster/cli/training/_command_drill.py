@@ -123,10 +123,14 @@ def list_strikes(names: Sequence[str], *, as_json: bool) -> None:
 
 def show_plan(setup: Setup) -> None:
     """What is about to happen, before the first run has shown how the program saves."""
+    from trainmaster.drill.plan import complete
+
+    many = len(complete(setup.strikes))
+    strikes = "1 strike" if many == 1 else f"up to {many} strikes"
     copied = f"copies of {setup.work}" if setup.work is not None else "an empty folder"
     _console.err.print(
         f"[dim]{_console.plain(shlex.join(setup.spec.command or ()))}: twice undisturbed, then "
-        f"{len(setup.strikes)} strikes, in {_console.plain(copied)}; seed {setup.seed}; W&B offline[/]",
+        f"{strikes}, in {_console.plain(copied)}; seed {setup.seed}; W&B offline[/]",
         soft_wrap=True,
     )
 

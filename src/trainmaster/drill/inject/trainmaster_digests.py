@@ -14,7 +14,18 @@ import sys
 from array import array
 from typing import Any
 
+_NAMED = (
+    "torch", "numpy", "safetensors", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed",
+    "torchtitan", "megatron.core", "nemo", "torchdata", "datasets",
+)  # fmt: skip
 _making: list[bool] = []  # one for each call under way
+
+
+def versions() -> dict[str, str]:
+    """Of Python, and of what the program has imported by now."""
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in _NAMED}
+    known = {name: str(version)[:64] for name, version in found.items() if isinstance(version, str)}
+    return {"python": sys.version.split()[0], **known}
 
 
 def rank() -> tuple[int, int]:

@@ -240,6 +240,8 @@ def _note_step(optimizer: Any) -> None:
     rank, world = _rank()
     if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
         _note_save(witness, witness.written, rank)
+    if first and not witness.steps:
+        witness.write({"k": "versions", "versions": _digests.versions()})
     witness.steps += first
     parameters = _digests.spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
     state = [_digests.state(optimizer.state[p]) for p in _digests.spread(parameters, _STATES) if optimizer.state.get(p)]

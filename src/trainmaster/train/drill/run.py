@@ -54,6 +54,7 @@ class Proof:
     results: tuple[CheckResult, ...]
     reference: Attempt
     attempts: tuple[Attempt, ...]
+    begun: float  # seconds since 1970
     took_s: float
 
     @property
@@ -92,7 +93,8 @@ class Drill:
             results=tuple(results),
             reference=reference,
             attempts=tuple(attempts),
-            took_s=time.monotonic() - started,
+            begun=time.time() - (took_s := time.monotonic() - started),
+            took_s=took_s,
         )
 
     def _undisturbed(self, memory: Path) -> Attempt:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import event, select
+
 from control.test_dispatch import Shared
 from trainmaster.control import submit as submitting
 from trainmaster.core import schema
@@ -16,6 +18,7 @@ from trainmaster.queueing.state import Device
 from trainmaster.store import attempts, jobs
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, queue
+from trainmaster.store.columns import fetch_at_once
 from trainmaster.store.database import Database
 
 
@@ -57,3 +60,36 @@ def test_a_job_that_reports_no_steps_is_expected_to_end_by_its_limit(db: Databas
             devices.book(conn, "a", attempt, {"m0": (f"GPU-{number}",)}, at=now)
     ends = {held.job: held.end_s for held in queue.list_holders(db, devices.list_devices(db), now=now)}
     assert ends == {ids[0]: now.timestamp() + 600, ids[1]: None}
+
+
+def test_rows_that_come_as_one_text_are_those_that_come_one_by_one(any_db: Database) -> None:
+    """Times, truth, JSON, NULL, quotes and letters beyond ASCII."""
+    now = datetime.now(UTC)
+    with any_db.write() as conn:
+        for number, text in enumerate(("", '"quoted" \\ \n\t', "größe 模型 🚀")):
+            job_id = f"{0:08}-0000-4000-8000-{number:012}"
+            jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x", text or "-"]}), at=now)
+            jobs.set_message(conn, job_id, text)
+            attempts.insert_attempt(conn, job_id, 1, handle={"nodes": [text]}, at=now)
+        jobs.request_cancel(conn, job_id, at=now)
+        jobs_now, tried = select(t.jobs).order_by(t.jobs.c.id), select(t.attempts).order_by(t.attempts.c.id)
+        for query in (jobs_now, tried):
+            single = [tuple(row) for row in conn.execute(query)]
+            assert sorted(fetch_at_once(conn, query), key=lambda row: row[0]) == single and len(single) == 3
+        assert fetch_at_once(conn, jobs_now.where(t.jobs.c.id == "none")) == []
+
+
+def test_ids_of_the_queue_are_read_from_an_index_alone(db: Database) -> None:
+    """Rows hold whole specs: those of 10,000 jobs are many megabytes."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_conn: object, _cursor: object, statement: str, values: Any, *_more: object) -> None:
+        asked.append((statement, values))
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    queue.list_ids(db)
+    queue.list_ids(db, project="p")
+    with db.read() as conn:
+        for statement, values in list(asked):
+            plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
+            assert "USING COVERING INDEX ix_jobs_stage" in plan[0][3], plan

@@ -20,9 +20,9 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.pages import machines, queue
 from trainmaster.queueing.state import Device, Wait
-from trainmaster.store import attempts, audit, jobs, leases
+from trainmaster.store import attempts, audit, jobs, leases, nodes
 from trainmaster.store.capacity import devices, order
-from trainmaster.store.database import Database
+from trainmaster.store.database import Database, connect
 from trainmaster.targets import find_place
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
@@ -165,14 +165,15 @@ def test_an_admin_of_the_server_drains_a_machine_and_everybody_reads_why(db: Dat
     assert sorted(actions) == [("node.drain", "boss")] * 2 + [("node.readmit", "boss")] * 2
 
 
-def test_an_order_that_is_kept_is_read_once_and_the_next_one_is_seen(db: Database) -> None:
+def test_an_order_is_read_once_from_another_server_and_never_from_this_one(any_db: Database) -> None:
+    db = any_db
     ids = [_insert(db, number) for number in range(2)]
     now, asked = datetime.now(UTC), list[str]()
+    other = Database(connect(db.engine.url.render_as_string(hide_password=False)))  # of another server
 
-    def keep(jobs_in_order: list[str], *, at: datetime) -> None:
+    def keep(jobs_in_order: list[str], *, at: datetime, by: Database = db) -> None:
         waits = [Wait(job=job, position=n, why="behind", text="full") for n, job in enumerate(jobs_in_order, 1)]
-        with db.write() as conn:
-            order.keep(conn, "local", order.render(order.to_order("local", waits)), at=at)
+        order.keep(by, order.to_order("local", waits), at=at)
 
     def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
         asked.append(statement)
@@ -180,13 +181,39 @@ def test_an_order_that_is_kept_is_read_once_and_the_next_one_is_seen(db: Databas
     def read() -> list[str]:
         return [line.job_id for line in queue.read(db, now=now).jobs]
 
+    def count_reads() -> int:
+        return len([statement for statement in asked if statement.startswith("SELECT") and "waits" in statement])
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    keep(ids, at=now - timedelta(seconds=4))
+    assert read() == ids
+    assert count_reads() == 0, "a megabyte, with 10,000 jobs, that this process has"
+    keep(ids[::-1], at=now - timedelta(seconds=3), by=other)
+    assert read() == read() == ids[::-1], "another server has decided since"
+    assert count_reads() == 1
     keep(ids, at=now - timedelta(seconds=2))
     assert read() == ids
-    event.listen(db.engine, "before_cursor_execute", note)
-    assert read() == ids
-    assert not [statement for statement in asked if "waits" in statement], "a megabyte, with 10,000 jobs"
-    keep(ids[::-1], at=now - timedelta(seconds=1))
-    assert read() == ids[::-1]
+    keep(ids[::-1], at=now - timedelta(seconds=5), by=other)
+    assert read() == ids[::-1], "the row counts, whatever the clocks of two servers say"
     with db.write() as conn:
         jobs.request_cancel(conn, ids[1], at=now)
     assert read() == [ids[0]], "what left the queue is not shown, whatever the order says"
+    other.close()
+
+
+def test_a_machine_is_used_by_jobs_that_have_begun(db: Database) -> None:
+    """Of a job that is queued again the attempt before is released: it uses nothing."""
+    for number in range(3):
+        _insert(db, number, target="slurm:lab")
+    with db.write() as conn:
+        for number in range(2):
+            attempts.insert_attempt(conn, _IDS[number], 1, handle={"nodes": [f"n{number}"]}, at=_NOW)
+            jobs.advance(conn, _IDS[number], seen=Stage.QUEUED, to=Stage.PLACING, at=_NOW)
+        attempts.mark_released(conn, f"{_IDS[1]}.1", at=_NOW)
+        jobs.advance(conn, _IDS[1], seen=Stage.PLACING, to=Stage.RELEASING, at=_NOW)
+        jobs.advance(conn, _IDS[1], seen=Stage.RELEASING, to=Stage.QUEUED, at=_NOW)
+    with db.read() as conn:
+        placed = nodes.list_placed(conn)
+        assert placed == [holder for holder in nodes.list_holders(conn) if holder.open]
+    assert [holder.nodes for holder in placed] == [("n0",)]
+    assert {line.machine: [use.job for use in line.used_by] for line in machines.read(db).machines} == {"n0": ["j0"]}

@@ -68,7 +68,7 @@ def read(
         holders = queue.list_names(db, [row.attempt for row in rows if row.attempt is not None])
         checks = nodes.list_newest_checks(conn, project=project)
         standing = node_standing.read(conn, history, project=project)
-        attempts = [holder for holder in nodes.list_holders(conn, project=project) if holder.open]
+        attempts = [holder for holder in nodes.list_placed(conn, project=project) if holder.open]
     journal, out = newest_entries(history), read_out(home) if home is not None else {}
     checked = {
         name: _checked(checks.get(name), journal.get(name, ()), standing.get(name, [])) for name in (*checks, *journal)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ColumnElement, DateTime, Dialect, Integer, MetaData, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Dialect,
+    Integer,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeDecorator
@@ -95,3 +110,29 @@ def upsert(
     condition = where(table.c, row.excluded) if where is not None else None
     changes = {name: row.excluded[name] for name in changed}
     return row.on_conflict_do_update(index_elements=key, set_=changes, where=condition)
+
+
+def fetch_at_once(
+    conn: Connection, query: Select[Any], values: Mapping[str, Any] | None = None
+) -> list[tuple[Any, ...]]:
+    """The rows of a query without numbers that have a fraction, in any order.
+
+    SQLite's driver gives the interpreter up at every row and, beside a thread that computes, gets it back a millisecond
+    later: a thousand rows took a second while the queue was decided. There they come as one text.
+    """
+    if conn.dialect.name != "sqlite":
+        return [tuple(row) for row in conn.execute(query, values)]
+    whole, types = _to_one_text(query)
+    rows = json.loads(conn.execute(whole, values).scalar_one())
+    for n, kind in enumerate(types):
+        read = kind.dialect_impl(conn.dialect).result_processor(conn.dialect, None)
+        if read is not None:
+            for row in rows:
+                row[n] = read(row[n])
+    return [tuple(row) for row in rows]
+
+
+@functools.lru_cache(maxsize=64)  # by the object: a query that is put together once is wrapped once
+def _to_one_text(query: Select[Any]) -> tuple[Select[Any], list[Any]]:
+    columns = query.subquery().c
+    return select(func.json_group_array(func.json_array(*columns))), [column.type for column in columns]

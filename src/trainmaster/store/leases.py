@@ -17,6 +17,7 @@ from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import after
+from trainmaster.store.columns import fetch_at_once
 from trainmaster.store.database import Database
 
 LENGTH_S = 30.0  # a dead reconciler on another machine is noticed after this; one on this machine at once
@@ -70,10 +71,10 @@ _HOLDS = select(_JOBS.id).where(_JOBS.id == bindparam("job"), _JOBS.lease_token 
 
 def list_due(db: Database, token: str) -> list[str]:
     """The open jobs that this token holds, that are not resting and wait for no other job, oldest first."""
+    query = select(_JOBS.created_at, _JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested())
     with db.read() as conn:
-        query = select(_JOBS.id).where(_JOBS.stage.is_not(None), _JOBS.lease_token == token, rested())
-        query = query.where(or_(_JOBS.cancel_requested, ~after.held()))
-        return list(conn.execute(query.order_by(_JOBS.created_at)).scalars())
+        rows = fetch_at_once(conn, query.where(or_(_JOBS.cancel_requested, ~after.held())))
+    return [job_id for _, job_id in sorted(rows)]
 
 
 def list_unwanted(db: Database, token: str) -> list[str]:
@@ -129,7 +130,7 @@ def list_running(db: Database, token: str) -> list[RunningRow]:
         )
     )
     with db.read() as conn:
-        rows = conn.execute(query).all()
+        rows = fetch_at_once(conn, query)
     return [
         RunningRow(
             job_id=job, stage=Stage(stage), attempt=attempt, message=message, heard_at=heard,

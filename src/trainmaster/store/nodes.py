@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, func, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, select
 
 from trainmaster.api.iterations import CheckRecord
 from trainmaster.api.nodes import Instance, Node
 from trainmaster.core.results import Verdict
+from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
+from trainmaster.store.columns import fetch_at_once
 from trainmaster.store.database import Database
 
 IDENTITY = "gpu_model"  # the check that states serial number, UUID and bus of each GPU
 _AT_ONCE = 500  # ids in one query
+_BEGUN = tuple(stage.value for stage in Stage if stage is not Stage.QUEUED)
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
 
@@ -267,15 +270,33 @@ class Holder:
     since: datetime  # when the attempt was placed
 
 
+def list_placed(conn: Connection, *, project: str | None = None) -> list[Holder]:
+    """The present attempt of every job that has begun and is not final, oldest first.
+
+    Queued jobs are not looked at, ten thousand or more: what one of them tried before is released.
+    """
+    query = _holders(project).where(t.jobs.c.stage.is_not(None), t.jobs.c.stage.in_(_BEGUN))
+    return _read_holders(conn, sorted(fetch_at_once(conn, query), key=lambda row: (row[9], row[0])))
+
+
 def list_holders(conn: Connection, *, project: str | None = None, newest: int = 0) -> list[Holder]:
     """The present attempt of every open job, and of the `newest` other jobs."""
-    a, j, c = t.attempts.c, t.jobs.c, t.check_results.c
-    columns = (a.id, j.id, j.name, j.project, j.target, j.submitted_by, j.stage, a.handle, a.released_at, a.created_at)
-    query = select(*columns).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
-    query = query.where(j.project == project) if project is not None else query
+    j, query = t.jobs.c, _holders(project)
     rows = list(conn.execute(query.where(j.stage.is_not(None))))
     if newest:
         rows += conn.execute(query.where(j.stage.is_(None)).order_by(j.created_at.desc(), j.id).limit(newest))
+    return _read_holders(conn, rows)
+
+
+def _holders(project: str | None) -> Select[Any]:
+    a, j = t.attempts.c, t.jobs.c
+    columns = (a.id, j.id, j.name, j.project, j.target, j.submitted_by, j.stage, a.handle, a.released_at, a.created_at)
+    query = select(*columns).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
+    return query.where(j.project == project) if project is not None else query
+
+
+def _read_holders(conn: Connection, rows: Sequence[Sequence[Any]]) -> list[Holder]:
+    c = t.check_results.c
     # A target that does not choose machines names none: there the checks say where the attempt is.
     silent = [row[0] for row in rows if row[6] is not None and not nodes_of(row[7])]
     checked: dict[str, set[str]] = {}

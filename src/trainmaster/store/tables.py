@@ -92,7 +92,12 @@ jobs = Table(
     Index(
         "ix_jobs_open", "created_at", sqlite_where=text("stage IS NOT NULL"), postgresql_where=text("stage IS NOT NULL")
     ),
-)
+    # The queue: ids and projects of ten thousand waiting jobs without a look at their rows, which hold whole specs.
+    Index(
+        "ix_jobs_stage", "stage", "cancel_requested", "project", "id",
+        sqlite_where=text("stage IS NOT NULL"), postgresql_where=text("stage IS NOT NULL"),
+    ),
+)  # fmt: skip
 
 attempts = Table(
     "attempts",

@@ -113,7 +113,7 @@ class Dispatcher:
         self._asked: dict[str, float] = {}  # place → when it last answered, or failed to, what it has
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._began: dict[str, float] = {}  # place → when that began
-        self._kept: dict[str, tuple[str, float]] = {}  # place → its order as it was last written, and when
+        self._kept: dict[str, tuple[order.Order, float]] = {}  # place → its order as it was last written, and when
         self._passed: dict[str, tuple[object, float, set[str]]] = {}  # place → what it was made of, until when, waits
         self._rest_until = 0.0
         self._waiting: frozenset[str] = frozenset()
@@ -281,12 +281,11 @@ class Dispatcher:
 
     def _keep(self, place: str, decided: Decisions) -> None:
         """Let others see the order; written again where it has changed, or is so old that it would be decided anew."""
-        waits, now = order.render(order.to_order(place, decided.waits)), time.monotonic()
-        before, at = self._kept.get(place, ("", 0.0))
-        if waits != before or now - at > _KEEP_S:
-            with self._context.db.write() as conn:
-                order.keep(conn, place, waits, at=self._context.now())
-            self._kept[place] = waits, now
+        made, now = order.to_order(place, decided.waits), time.monotonic()
+        before, at = self._kept.get(place, (None, 0.0))
+        if made != before or now - at > _KEEP_S:
+            order.keep(self._context.db, made, at=self._context.now())
+            self._kept[place] = made, now
 
 
 def _find_silent(listed: DeviceListing, rows: Iterable[devices.DeviceRow]) -> dict[str, str]:

@@ -87,6 +87,8 @@ def list_reasons(db: Database, jobs: Collection[str]) -> dict[str, str]:
     """Why each of these jobs waits, where it waits for others."""
     query = select(_A.job_id, _A.name).join(_BEFORE, _BEFORE.c.id == _A.before).where(_BEFORE.c.stage.is_not(None))
     names: dict[str, list[str]] = {}
+    if not jobs:
+        return {}
     with db.read() as conn:
         for job, name in conn.execute(query.where(_A.job_id.in_(list(jobs))).order_by(_A.name)):
             names.setdefault(job, []).append(name)

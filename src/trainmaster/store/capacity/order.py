@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from trainmaster.queueing.schedule import schedule
 from trainmaster.queueing.state import Decisions, Rules, State, Wait
@@ -100,10 +100,12 @@ def _parse(place: str, text: str) -> Order:
     return Order(place=place, waits=kept["waits"], texts=kept["texts"], jobs=[wait[0] for wait in kept["waits"]])
 
 
-def keep(conn: Connection, place: str, waits: str, *, at: datetime) -> None:
-    """The order of a place, in place of the one before."""
-    change = upsert(conn.dialect.name, t.queue_orders, ("place",), ("at", "waits"))
-    conn.execute(change, {"place": place, "at": at, "waits": waits})
+def keep(db: Database, order: Order, *, at: datetime) -> None:
+    """The order of a place, instead of the one before. Who asks in this process need not parse it."""
+    row = {"place": order.place, "at": at, "waits": render(order)}
+    with db.write() as conn:
+        conn.execute(upsert(conn.dialect.name, t.queue_orders, ("place",), ("at", "waits")), row)
+    _last.setdefault(db, {})[order.place] = at, order
 
 
 def list_kept(db: Database, *, since: datetime) -> list[Order]:
@@ -120,6 +122,7 @@ def list_kept(db: Database, *, since: datetime) -> list[Order]:
     return orders
 
 
-# By database and place: when the order was decided that was read last, and that order. A megabyte is not read again
-# for each who asks.
+# By database and place: when the order was decided that was read or kept last, and that order. A megabyte is not read
+# again for each who asks. The row is asked for its time every time: where another server has kept an order since, that
+# one is read.
 _last: WeakKeyDictionary[Database, dict[str, tuple[datetime, Order]]] = WeakKeyDictionary()

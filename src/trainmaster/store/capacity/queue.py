@@ -7,9 +7,9 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, func, or_, select, type_coerce, update
+from sqlalchemy import Connection, Text, bindparam, func, or_, select, type_coerce, update
 
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.plan import EVENTS_FILE
@@ -20,6 +20,7 @@ from trainmaster.store import jobs, leases
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import after, eta
 from trainmaster.store.capacity.devices import DeviceRow
+from trainmaster.store.columns import fetch_at_once
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
@@ -162,12 +163,30 @@ def list_queued(db: Database, *, ids: Collection[str] | None = None) -> list[Que
     return found if ids is None or few else [job for job in found if job.id in ids]
 
 
+class _Columns(NamedTuple):
+    """Columns of a job from which `_waiting` makes a row."""
+
+    id: str
+    name: str
+    project: str
+    target: str
+    spec: Any
+    stage_since: datetime | None
+    created_at: datetime
+    message: str
+    lease_token: str | None
+
+
 def list_rows(db: Database, ids: Sequence[str]) -> dict[str, WaitingRow]:
     """Some queued jobs."""
-    spec = type_coerce(_J.spec, Text).label("spec")
-    columns = (_J.id, _J.name, _J.project, _J.target, spec, _J.stage_since, _J.created_at, _J.message, _J.lease_token)
     with db.read() as conn:
-        return {row.id: _waiting(row) for row in conn.execute(select(*columns).where(_J.id.in_(ids)))}
+        rows = fetch_at_once(conn, _THESE, {"ids": ids}) if ids else []
+    return {row[0]: _waiting(_Columns(*row)) for row in rows}
+
+
+_THESE = select(
+    *(type_coerce(_J[name], Text).label(name) if name == "spec" else _J[name] for name in _Columns._fields)
+).where(_J.id.in_(bindparam("ids", expanding=True)))
 
 
 def list_pending(
@@ -187,8 +206,10 @@ def list_pending(
     page = select(*columns).join(t.attempts, last).where(*pending).order_by(_J.created_at, _J.id)
     count = select(func.count()).select_from(t.jobs.join(t.attempts, last)).where(*pending)
     with db.read() as conn:
-        rows = conn.execute(page.limit(limit).offset(offset)).all() if limit is None or limit > 0 else []
-        return [_waiting(row) for row in rows], int(conn.execute(count).scalar_one())
+        total = int(conn.execute(count).scalar_one())
+        wanted = total > offset and (limit is None or limit > 0)
+        rows = conn.execute(page.limit(limit).offset(offset)).all() if wanted else []
+        return [_waiting(row) for row in rows], total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +223,10 @@ class Holder:
 
 def list_names(db: Database, held: Sequence[str]) -> dict[str, Holder]:
     """The jobs of attempts."""
-    query = select(_A.id, _J.id, _J.name, _J.project).join(t.jobs, _J.id == _A.job_id).where(_A.id.in_(held))
+    query = select(_A.id, _J.id, _J.name, _J.project).join(t.jobs, _J.id == _A.job_id).where(_A.id.in_({*held}))
     with db.read() as conn:
-        return {row[0]: Holder(job_id=row[1], name=row[2], project=row[3]) for row in conn.execute(query)}
+        rows = fetch_at_once(conn, query) if held else []
+    return {row[0]: Holder(job_id=row[1], name=row[2], project=row[3]) for row in rows}
 
 
 def set_reason(conn: Connection, job_id: str, reason: str) -> None:

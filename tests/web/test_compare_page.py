@@ -57,6 +57,20 @@ def test_what_differs_comes_first(client: TestClient, db: Database) -> None:
     assert again == text, "the link is the whole choice"
 
 
+def test_of_commands_only_the_arguments_that_differ_are_shown(client: TestClient, db: Database) -> None:
+    same = ["python", "train.py", "--data", "/data/c4", "--bf16"]
+    one, two = (
+        run(db, name=f"run-{lr}", train=None, command=[*same, "--lr", lr, "--note", HOSTILE]) for lr in ("0.1", "0.2")
+    )
+    text = read_page(client.get(f"/compare?jobs={one.id},{two.id}&group=command --lr"))
+    first = text.partition("Whole command")[0]
+    assert '<th scope="row" class="mono">command --lr</th>' in first and "/data/c4" not in first
+    assert "<td>0.1</td>" in text and "By command --lr" in text
+    whole = text.partition("Whole command")[2].partition("</details>")[0]
+    assert whole.count("python train.py --data /data/c4 --bf16 --lr 0.") == 2 and f"/jobs/{one.id}/spec" in whole
+    assert "<script>alert" not in text and "<img" not in text
+
+
 def test_the_legend_names_each_run_or_each_group(client: TestClient, db: Database) -> None:
     stories = [*pair(db), run(db, name="run-0")]
     ids = ",".join(story.id for story in stories)

@@ -53,7 +53,8 @@ class Comparison:
 
     runs: tuple[ComparedRun, ...]
     missing: int  # chosen, and not there or of another project
-    differences: tuple[SpecDifference, ...]
+    differences: tuple[SpecDifference, ...]  # of a command argument by argument: `command --lr`
+    whole: tuple[SpecDifference, ...]  # these commands in full
     same: int  # fields that all specs have alike
     metrics: tuple[str, ...]  # that can be drawn
     metric: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from trainmaster.api.compare import ComparedRun, Comparison, RunCurve, RunGroup,
 from trainmaster.api.events import Event
 from trainmaster.core.money.cost import Amount
 from trainmaster.pages.job import mask_env
+from trainmaster.pages.parts import arguments
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.store import costs, events
 from trainmaster.store.database import Database
@@ -23,6 +25,8 @@ POINTS = 240  # of a curve; fewer where there are many runs
 EVAL = "eval/"  # before the name of a metric of evaluations
 _MOST_METRICS = 60
 _LONGEST = 120  # characters of a value of a spec
+_LONGEST_LIST = 4_000  # characters of a whole list of words; the spec of the run has all
+_COMMANDS = ("command", "container.options")  # lists of words that are compared argument by argument
 _NOT_DRAWN = frozenset({"step", "steps", "epoch", "iteration", "rank"})
 ABSENT = "–"
 _to_text = json.JSONEncoder(ensure_ascii=False).encode  # made once: 200 specs have some 30,000 fields
@@ -48,7 +52,8 @@ def read(
         steps = events.last_event(db, names, phase="STEP") if names else {}
         evals = events.last_event(db, names, phase="EVAL_MODEL") if names else {}
         spent = costs.job_costs(db, names, now=now)
-    differences, same = find_differences({row.id: _plain(row.spec) for row in known})
+    specs = {row.id: _plain(row.spec) for row in known}
+    differences, same = find_differences(specs)
     chosen = next((part for part in differences if part.field == group), None)
     groups = {job: value for value, jobs in chosen.values for job in jobs} if chosen is not None else {}
     fields: dict[str, dict[str, str]] = {job: {} for job in names}
@@ -72,6 +77,7 @@ def read(
         runs=runs,
         missing=len(asked) - len(known),
         differences=differences,
+        whole=_list_whole(specs, differences),
         same=same,
         metrics=_metrics(runs),
         metric=metric,
@@ -105,6 +111,13 @@ def find_differences(specs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Spec
     """Fields that differ, those with the fewest values first (they group runs), the name last; and how many do not."""
     found: dict[str, dict[str, str]] = {}
     same = _compare("", specs, found, len(specs)) if specs else 0
+    for field in _COMMANDS:
+        if field in found and (different := arguments.find_different(_list_words(specs, field))):
+            del found[field]
+            found |= {
+                f"{field} {name}": {job: _text(value) for job, value in values.items()}
+                for name, values in different.items()
+            }
     differences = []
     for field, texts in found.items():
         values: dict[str, list[str]] = {}
@@ -118,6 +131,35 @@ def find_differences(specs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Spec
         differences.append(SpecDifference(field=field, values=pairs))
     differences.sort(key=lambda part: (part.field == "name", len(part.values), part.field))
     return tuple(differences), same
+
+
+def _list_words(specs: Mapping[str, Mapping[str, Any]], field: str) -> dict[str, list[str]]:
+    """By run: its list of words at a path, where it has one."""
+    found: dict[str, list[str]] = {}
+    for job, spec in specs.items():
+        value: Any = spec
+        for name in field.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
+            found[job] = list(value)
+    return found
+
+
+def _list_whole(
+    specs: Mapping[str, Mapping[str, Any]], differences: Sequence[SpecDifference]
+) -> tuple[SpecDifference, ...]:
+    """The whole of each list of words of which only the arguments that differ are among the differences."""
+    listed = []
+    for field in _COMMANDS:
+        if any(part.field.startswith(f"{field} ") for part in differences):
+            values: dict[str, list[str]] = {}
+            for job, words in _list_words(specs, field).items():
+                text = shlex.join(words)
+                values.setdefault(text if len(text) <= _LONGEST_LIST else f"{text[:_LONGEST_LIST]}…", []).append(job)
+            listed.append(
+                SpecDifference(field=field, values=tuple((text, tuple(jobs)) for text, jobs in values.items()))
+            )
+    return tuple(listed)
 
 
 def _compare(path: str, stated: Mapping[str, Any], found: dict[str, dict[str, str]], runs: int) -> int:

@@ -65,20 +65,18 @@ def jobs(
 
 
 def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bool) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False)
     named = any(line.submitted_by for line in page.jobs)  # on a home folder alone nobody has a name
     columns = ("job", "name", "project", *(("by",) if named else ()), "status", "stage", "step", "loss", "tok/s", "age")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("step", "loss", "tok/s", "age") else "left")
+    rows: list[tuple[str, ...]] = []
     for folded in sets:
         done = f"{folded.counts.get('completed', 0)}/{folded.trials}"
         loss = f"{folded.best_loss:.4f}" if folded.best_loss is not None else ""
         who = (escape(folded.submitted_by or ""),) if named else ()
         state, stage = _console.paint(folded.status), _stage(folded)
         cells = (folded.id[:8], escape(folded.name), escape(folded.project), *who, state, stage, done, loss, "")
-        table.add_row(*cells, age(folded.created_at))
+        rows.append((*cells, age(folded.created_at)))
     for line in page.jobs:
-        table.add_row(
+        cells = (
             line.id[:8],
             escape(line.name),
             escape(line.project),
@@ -90,10 +88,42 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
             f"{line.tokens_per_s:,.0f}" if line.tokens_per_s is not None else "",
             age(line.created_at),
         )
-    _console.out.print(table)
+        rows.append(cells)
+    _console.out.print(_fit(columns, rows))
     shown = len(page.jobs)
     if shown < page.total:
         _console.note(f"{shown} of {page.total}; --offset {offset + shown} shows more")
+
+
+# Left out in this order where the terminal is narrow; `--json` has all. A name is cut after the first two.
+_SPARED = ("tok/s", "stage", "project", "by", "loss")
+_SHORTEST = 16  # a name
+
+
+def _fit(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
+    """The table in the width of the terminal, one line a job: with every column where they fit."""
+    widths = {
+        column: max(len(column), *(_console.out.render_str(row[place]).cell_len for row in rows), 0)
+        for place, column in enumerate(columns)
+    }
+    shown, name = list(columns), widths["name"]
+    for left_out in range(len(_SPARED) + 1):
+        shown = [column for column in columns if column not in _SPARED[:left_out]]
+        over = sum(widths[column] for column in shown) + 2 * (len(shown) - 1) - _console.out.width
+        name = max(widths["name"] - max(over, 0), min(_SHORTEST, widths["name"]))
+        if over <= 0 or (left_out >= 2 and over <= widths["name"] - name):
+            break
+    table = Table(box=None, header_style="dim", pad_edge=False)
+    for column in shown:
+        table.add_column(
+            column,
+            justify="right" if column in ("step", "loss", "tok/s", "age") else "left",
+            no_wrap=True,
+            max_width=name if column == "name" else None,
+        )
+    for row in rows:
+        table.add_row(*(cell for column, cell in zip(columns, row, strict=True) if column in shown))
+    return table
 
 
 def _stage(line: SetLine) -> str:

@@ -210,3 +210,10 @@ def test_a_request_may_call_the_project_project_id(client: TestClient) -> None:
     answer = client.post(JOBS, json=request)
     assert (answer.status_code, answer.json()["project"], answer.json()["project_id"]) == (201, "innotone", "innotone")
     assert client.post(JOBS, json={**request, "project": "other"}).status_code == 422
+
+
+@pytest.mark.parametrize("name", ["project", "project_id"])
+def test_a_fault_of_the_project_has_the_name_that_the_caller_used(client: TestClient, name: str) -> None:
+    answer = client.post(JOBS, json={"name": "earlier", name: "no spaces please", "command": ["true"]})
+    assert answer.status_code == 422
+    assert [fault["path"] for fault in answer.json()["error"]["faults"]] == [name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta, timezone, tzinfo
 from typing import ClassVar, Literal
 
@@ -272,12 +272,13 @@ def parse_spec(mapping: object) -> JobSpec:
 
     Rows with older specs are read by `build`: a bound that was added later does not make them unreadable.
     """
-    mapping = _rename(mapping)
+    renamed = _rename(mapping)
     try:
-        spec = build_new(JobSpec, mapping)
+        spec = build_new(JobSpec, renamed)
     except SpecError as error:
-        faults = [_hint(fault, mapping) for fault in error.faults]
-        raise SpecError([*faults, *_faults_between(mapping, error.faults)]) from None
+        faults = [_hint(fault, renamed) for fault in error.faults]
+        listed = [*faults, *_faults_between(renamed, error.faults)]
+        raise SpecError(_name_as_written(fault, mapping) for fault in listed) from None
     if faults := [*spec.slurm.faults_of_spec(), *_bad_names(spec.env)]:
         raise SpecError(faults)
     return spec
@@ -289,6 +290,14 @@ def _rename(mapping: object) -> object:
         return mapping
     new = {name: ours for name, ours in _EARLIER.items() if ours not in mapping}
     return {new.get(name, name): value for name, value in mapping.items()}
+
+
+def _name_as_written(fault: Fault, mapping: object) -> Fault:
+    """The fault of a field that was written under its earlier name, under that name."""
+    for earlier, ours in _EARLIER.items():
+        if fault.path == ours and isinstance(mapping, Mapping) and earlier in mapping and ours not in mapping:
+            return replace(fault, path=earlier)
+    return fault
 
 
 def _bad_names(env: Mapping[str, str]) -> Iterator[Fault]:

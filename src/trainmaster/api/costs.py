@@ -163,6 +163,18 @@ class IdleMachine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoingJob:
+    """A job that holds machines now."""
+
+    id: str
+    name: str
+    project: str
+    submitted_by: str | None  # name of the token; null: the command line on the home folder
+    cents_per_hour: float | None  # null: unknown
+    cents: int | None  # so far; null: unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
     """Costs of a month, or of all, by project, person and target; months; budgets with outlook; idle machines."""
 
@@ -179,4 +191,6 @@ class Spending:
     months: tuple[SpendingLine, ...]
     budgets: tuple[BudgetOutlook, ...]
     idle: tuple[IdleMachine, ...]
+    going: tuple[GoingJob, ...]  # the dearest an hour first
+    going_total: int
     made_at: datetime

@@ -38,6 +38,7 @@ class JobLine:
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
+    price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     machines: tuple[str, ...] = ()  # of its newest attempt, where the target names them
     uuid: str | None = None  # as in Job
     project_id: str | None = None
@@ -169,6 +170,7 @@ class JobPage:
     cost_cents: int | None = None  # so far; None: unknown
     forecast_cents: int | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
+    price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
     uuid: str | None = None  # as in Job

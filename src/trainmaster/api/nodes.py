@@ -77,6 +77,8 @@ class NodeUse:
     name: str
     project: str
     submitted_by: str | None
+    price_cents_per_hour: float | None = None  # of the job, for all its machines; null: unknown
+    cost_cents: int | None = None  # of the job so far; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

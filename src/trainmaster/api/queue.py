@@ -24,6 +24,8 @@ class QueueLine:
     reason: str  # one sentence; of a target that queues in that target's words
     before: tuple[str, ...]  # jobs before it, the next ones first, at most five; of other projects left out
     expected_at: datetime | None  # expected start; null: not known
+    submitted_by: str | None = None  # name of the token; null: the command line on the home folder
+    price_cents_per_hour: float | None = None  # for all its machines; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

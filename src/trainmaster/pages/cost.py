@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
@@ -16,7 +17,8 @@ from trainmaster.store import costs
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import JobSum
 from trainmaster.store.database import Database
-from trainmaster.store.page_rows.runs import find_jobs
+from trainmaster.store.page_rows.runs import PriceRow, find_jobs
+from trainmaster.store.page_rows.runs import list_prices as list_price_rows
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
@@ -97,6 +99,27 @@ def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[st
         seconds = left.get(row.id) if per_hour > 0 else 0.0
         by_job[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
     return by_job
+
+
+class Price(NamedTuple):
+    """Who submitted a job, and its price."""
+
+    submitted_by: str | None  # name of the token; None: the command line on the home folder
+    cents_per_hour: float | None  # for all its machines; None: unknown
+
+
+def list_prices(db: Database, ids: Collection[str]) -> dict[str, Price]:
+    """By job: who submitted it, and the price of its newest attempt an hour; before the first, the one it states."""
+    with db.read() as conn:
+        rows = list_price_rows(conn, ids) if ids else {}
+    return {job_id: Price(row.submitted_by, _price(row)) for job_id, row in rows.items()}
+
+
+def _price(row: PriceRow) -> float | None:
+    if row.cents_per_hour is None:
+        return None if row.stated is None else 100 * float(row.stated)
+    is_default = row.cents_per_hour == 0 and row.stated is None and targets.is_free(row.target)
+    return None if is_default else row.cents_per_hour
 
 
 def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, int | None]:

@@ -15,7 +15,7 @@ from trainmaster.core import schema
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Status
-from trainmaster.pages.cost import figures
+from trainmaster.pages.cost import figures, list_prices
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import jobs
@@ -63,6 +63,7 @@ def read(
         )
         return replace(
             page,
+            price_cents_per_hour=list_prices(db, [job_id])[job_id].cents_per_hour,
             continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
             continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )

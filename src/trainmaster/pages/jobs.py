@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine, JobsPage
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.states import Status
-from trainmaster.pages.cost import figures
+from trainmaster.pages.cost import figures, list_prices
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import events
@@ -74,7 +75,14 @@ def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLi
     """Jobs as lines of the list: a handful of queries for all of them."""
     steps = events.last_event(db, [row.id for row in rows], phase="STEP")
     costs, machines = figures(db, rows, now=now), list_machines(db, [row.id for row in rows])
-    return tuple(_line(row, steps.get(row.id), costs[row.id], machines.get(row.id, ())) for row in rows)
+    prices = list_prices(db, [row.id for row in rows])
+    return tuple(
+        replace(
+            _line(row, steps.get(row.id), costs[row.id], machines.get(row.id, ())),
+            price_cents_per_hour=prices[row.id].cents_per_hour,
+        )
+        for row in rows
+    )
 
 
 def _render_cursor(row: JobRow) -> str:

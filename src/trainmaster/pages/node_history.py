@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.api.nodes import HistoryLine, NodeHistory
 from trainmaster.core.results import Verdict
-from trainmaster.pages.node_map import list_uses
+from trainmaster.pages.node_map import add_money, list_uses
 from trainmaster.pages.parts import node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
@@ -71,7 +71,7 @@ def read(
         runs=len(runs),
         failed=len(failed),
         target=target,
-        used_by=uses.get(node, ()),
+        used_by=tuple(add_money(db, uses.get(node, ()), now=now or datetime.now(UTC)).values()),
         out_since=own.drained_at.isoformat() if own is not None and own.drained_at is not None else out,
         out_reason=own.drained if own is not None else None,
         verdict=verdict,

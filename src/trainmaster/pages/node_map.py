@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
 from trainmaster.core.results import Verdict
+from trainmaster.pages.cost import list_prices, list_spent
 from trainmaster.pages.parts import node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
@@ -72,12 +74,14 @@ def read(
     with db.read() as conn:
         attempts = {checks[name].attempt for name in shown if verdicts[name][1] is None and name in checks}
         findings = {(part.node, part.attempt): part for part in store.list_findings(conn, attempts)}
+    known = add_money(db, (use for name in shown for use in uses.get(name, ())), now=now)
     targets = {node: holder.target for holder in reversed(holders) for node in holder.nodes}
     return NodeMap(
         nodes=tuple(
             _node(
                 name, verdicts[name][0], checks.get(name), findings, verdicts[name][1],
-                used_by=uses.get(name, ()), target=targets.get(name), out_since=out.get(name), own=own.get(name),
+                used_by=tuple(known.get(use.job_id, use) for use in uses.get(name, ())), target=targets.get(name),
+                out_since=out.get(name), own=own.get(name),
                 standing=judged[name][1],
             )
             for name in shown
@@ -102,6 +106,17 @@ def list_uses(holders: Iterable[Holder]) -> dict[str, tuple[NodeUse, ...]]:
         for node in holder.nodes:
             uses[node] = (*uses.get(node, ()), use)
     return uses
+
+
+def add_money(db: Database, uses: Iterable[NodeUse], *, now: datetime) -> dict[str, NodeUse]:
+    """By job: its use of a node, with its price and its cost so far."""
+    by_job = {use.job_id: use for use in uses}
+    prices, spent = list_prices(db, by_job), list_spent(db, list(by_job), now=now)
+    return {
+        job_id: replace(use, price_cents_per_hour=prices[job_id].cents_per_hour, cost_cents=spent[job_id])
+        for job_id, use in by_job.items()
+        if job_id in prices
+    }
 
 
 def newest_entries(entries: Iterable[Entry]) -> dict[str, tuple[Entry, ...]]:

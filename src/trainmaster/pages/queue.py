@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
 from trainmaster.api.queue import ProjectShare, QueueLine, QueuePage
 from trainmaster.core.config.queue import PRIORITIES
+from trainmaster.pages.cost import list_prices
 from trainmaster.store.capacity import after, devices, order, queue
 from trainmaster.store.capacity.order import Order
 from trainmaster.store.capacity.queue import WaitingRow
@@ -44,15 +46,24 @@ def read(
         pending, elsewhere = queue.list_pending(db, project=project, limit=left, offset=skip)
         reasons = after.list_reasons(db, [job for job in shown if job not in places])
         shares = devices.list_shares(db)
+        prices = list_prices(db, [*rows, *(row.id for row in pending)])
     lines = [_line(rows[job], places.get(job), ids, reasons.get(job)) for job in shown if job in rows]
     lines += [_line(row, None, ids) for row in pending]
+    named = (
+        replace(
+            line,
+            submitted_by=prices[line.job_id].submitted_by,
+            price_cents_per_hour=prices[line.job_id].cents_per_hour,
+        )
+        for line in lines
+    )
     stated = (
         ProjectShare(project=name, weight=share.weight, quota=share.quota)
         for name, share in sorted(shares.items())
         if project is None or name == project
     )
     return QueuePage(
-        jobs=tuple(lines), total=own + elsewhere, limit=limit, offset=offset, shares=tuple(stated), made_at=now
+        jobs=tuple(named), total=own + elsewhere, limit=limit, offset=offset, shares=tuple(stated), made_at=now
     )
 
 

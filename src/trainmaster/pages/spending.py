@@ -6,16 +6,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
-from trainmaster.api.costs import BudgetOutlook, IdleMachine, Spending, SpendingLine
+from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending, SpendingLine
 from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at
 from trainmaster.core.states import Stage
+from trainmaster.pages.cost import list_spent
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import BudgetRow, Charge, GroupSum
 from trainmaster.store.database import Database
 from trainmaster.store.instances import HeldMachine
-from trainmaster.store.page_rows.runs import find_jobs
+from trainmaster.store.page_rows.runs import find_jobs, find_runs
 
+_MOST_GOING = 50  # jobs; `trainmaster cost` lists more
 MONTHS = 6  # shown, the present one included
 _WAIT_S = 600.0  # a machine that waits longer for the others of its job is idle
 _BEFORE_WORK = (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING)
@@ -66,7 +68,36 @@ def read(
             _outlook(row, spent[row.id], [c for c in going if c.project == row.project], ahead, now) for row in rows
         ),
         idle=tuple(_idle(machine, why, since, now) for machine in held for why, since in _why_idle(machine, now)),
+        going=_list_going(db, going, unpriced, now=now),
+        going_total=len(ids),
         made_at=now,
+    )
+
+
+def _list_going(
+    db: Database, going: Sequence[Charge], unpriced: Collection[str], *, now: datetime
+) -> tuple[GoingJob, ...]:
+    """Jobs that hold machines now, the dearest an hour first, those of unknown price last."""
+    rates: dict[str, float | None] = {}
+    for charge in going:
+        before = rates.get(charge.job_id, 0.0)
+        known = before is not None and not _is_unknown(charge, unpriced)
+        rates[charge.job_id] = (before or 0.0) + burn(charge.spans) if known else None
+    shown = sorted(rates, key=lambda job: (-(rates[job] or 0.0), rates[job] is None, job))[:_MOST_GOING]
+    with db.read() as conn:
+        rows = find_runs(conn, shown)
+    spent = list_spent(db, shown, now=now)
+    return tuple(
+        GoingJob(
+            id=job,
+            name=rows[job].name,
+            project=rows[job].project,
+            submitted_by=rows[job].submitted_by,
+            cents_per_hour=rates[job],
+            cents=spent[job],
+        )
+        for job in shown
+        if job in rows
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, or_, select
 
@@ -49,6 +49,29 @@ def find_runs(conn: Connection, ids: Collection[str], *, project: str | None = N
         query = query.where(j.project == project) if project is not None else query
         for row in conn.execute(query).mappings():
             found[row["id"]] = RunRow(**{**row, "status": member(Status, row["status"])})
+    return found
+
+
+class PriceRow(NamedTuple):
+    """What is known of the price of a job an hour, and who submitted it."""
+
+    submitted_by: str | None
+    target: str
+    stated: str | None  # dollars, in the spec
+    cents_per_hour: float | None  # of its newest attempt
+
+
+def list_prices(conn: Connection, ids: Collection[str]) -> dict[str, PriceRow]:
+    """By job: the price of its newest attempt, and the one in its spec."""
+    j, a = t.jobs.c, t.attempts.c
+    stated = j.spec["resources"]["price_per_hour"].as_string()
+    query = select(j.id, j.submitted_by, j.target, stated, a.price_cents_per_hour)
+    query = query.outerjoin(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
+    found: dict[str, PriceRow] = {}
+    ordered = sorted(ids)
+    for first in range(0, len(ordered), _AT_ONCE):
+        rows = conn.execute(query.where(j.id.in_(ordered[first : first + _AT_ONCE])))
+        found |= {row[0]: PriceRow(*row[1:]) for row in rows}
     return found
 
 

@@ -56,7 +56,7 @@ def test_what_was_found_is_told_and_the_rest_is_not_run(tmp_path: Path, monkeypa
     for name in ("truncated", "stop", "end", "processes"):
         assert "not run: the drill was interrupted" in found[name].reason
     words = found["strikes"].reason
-    assert words.startswith("interrupted, and not run: SIGKILL of rank 0, in step ")
+    assert words.startswith("interrupted, and not run to the end: SIGKILL of rank 0, in step ")
     assert "SIGTERM" in words and "truncated" in words and "right after the first save" not in words
     assert proof.overall is Overall.INCOMPLETE
 

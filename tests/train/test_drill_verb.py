@@ -90,8 +90,9 @@ def test_interrupted_it_leaves_no_process_and_no_file(tmp_path: Path, temporary:
         time.sleep(0.02)
     plan: dict[str, Any] = json.loads((events[0].parent / "plan.json").read_text())
     drill.send_signal(number)
-    _, errors = drill.communicate()
+    told, errors = drill.communicate()
     assert drill.returncode == 130, errors
+    assert "interrupted: 0 of 4 kills" in told and "not run: the drill was interrupted" in told
     assert not list(temporary.glob("trainmaster-*"))
     memory = Path(plan["spec"]["train"]["checkpoint"]["memory"]["folder"]).parent
     assert memory.name.startswith("trainmaster-drill-")

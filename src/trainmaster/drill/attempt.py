@@ -15,6 +15,7 @@ from typing import Any
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.files import read_small, write_whole
 from trainmaster.core.plan import EXIT_FILE, OWNER_VARIABLE, PLAN_FILE, Plan, rank_log
+from trainmaster.core.results import error
 from trainmaster.node.owner import name_process
 
 
@@ -23,6 +24,8 @@ class DrillFailed(TrainmasterError):
 
 
 LOOK_S = 0.2
+AGAIN = "drill again, to the end"
+NOT_RUN = error("not run: the drill was interrupted", action=AGAIN)
 
 
 def run(

@@ -98,7 +98,7 @@ class CommandDrill:
         """What was found before an interrupt. A strike whose resume was not seen counts as not run."""
         seen = self._seen
         if not isinstance(seen, References):
-            return replace(self._proof(None, {}, [("reference", verdict.NOT_RUN)], seen, started), interrupted=True)
+            return replace(self._proof(None, {}, [("reference", engine.NOT_RUN)], seen, started), interrupted=True)
         if self._unanswered is not None:
             name = self._struck[self._unanswered].strike.name
             self._struck = [one for one in self._struck if one.strike.name != name]

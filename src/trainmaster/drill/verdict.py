@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.drill import judge, losses, ranks, storage_verdict
+from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
@@ -162,8 +163,8 @@ def interrupted(
     for name, finding in found:
         is_open = name in ("end", "processes") or (finding.verdict is Verdict.ERROR and not started)
         if name == "strikes":
-            words = "; ".join(map(str, left)) or "the last attempt, to its end"
-            told.append((name, error(f"interrupted, and not run: {words}", action=_AGAIN)))
+            words = "; ".join(map(str, left)) or "the last attempt"
+            told.append((name, error(f"interrupted, and not run to the end: {words}", action=AGAIN)))
         elif is_open and finding.verdict is not Verdict.FAIL and name != "witness":
             told.append((name, NOT_RUN))
         else:
@@ -256,8 +257,6 @@ def _wrong_state(one: Struck, ground: Ground) -> list[str]:
     return [finding.reason for finding in findings if finding.verdict is Verdict.FAIL]
 
 
-_AGAIN = "drill again, to the end"
-NOT_RUN = error("not run: the drill was interrupted", action=_AGAIN)
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
 _FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
 _HUNG = "ranks wait for each other: see whether all of them loaded the same step, and give collectives a timeout"

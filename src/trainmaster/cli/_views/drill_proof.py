@@ -41,10 +41,11 @@ def report(proof: Proof) -> Report:
         words=("who and where", "resumed from"),
         rows=_rows(proof),
         claims=[(_DOES[result.check], result.findings[0]) for result in proof.results],
-        undisturbed=proof.reference.losses,
+        undisturbed=proof.reference.losses if proof.reference else {},
         struck=[attempt.losses for attempt in proof.attempts],
         marks=[row.died_at for row in proof.rows if row.died_at is not None],
         document=_document(proof),
+        interrupted=proof.interrupted,
         made=drill_report.describe_making(proof.begun, _versions()),
     )
 
@@ -52,6 +53,7 @@ def report(proof: Proof) -> Report:
 def _document(proof: Proof) -> dict[str, Any]:
     return {
         "overall": proof.overall,
+        "interrupted": proof.interrupted,
         "at": drill_report.stamp(proof.begun),
         "versions": {"trainmaster": __version__, **_versions()},
         "took_s": round(proof.took_s, 1),
@@ -78,7 +80,7 @@ def _document(proof: Proof) -> dict[str, Any]:
         ],
         "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
         "losses": {
-            "undisturbed": points(proof.reference.losses),
+            "undisturbed": points(proof.reference.losses) if proof.reference else [],
             "struck": [
                 {"ranks": attempt.ranks, "resumed_from": attempt.resumed_from, "losses": points(attempt.losses)}
                 for attempt in proof.attempts
@@ -124,8 +126,9 @@ def _cells(number: int, row: Row, allowed: int) -> tuple[str, ...]:
 def _sentence(proof: Proof) -> str:
     reached = sum(row.reached for row in proof.rows)
     done = proof.attempts[-1].last_step if proof.attempts else 0
+    cut = "interrupted: " if proof.interrupted else ""
     return (
-        f"{reached} of {len(proof.rows)} kills, {len(proof.attempts)} attempts, step {done} of "
+        f"{cut}{reached} of {len(proof.rows)} kills, {len(proof.attempts)} attempts, step {done} of "
         f"{proof.plan.config.steps} reached, in {proof.took_s:.0f} s"
     )
 

@@ -128,9 +128,13 @@ def _plan(
 
 def _run(plan: DrillPlan, folder: Path, say: Callable[[str, int, int], None]) -> Report:
     from trainmaster.cli._views import drill_proof
-    from trainmaster.train.drill.run import Drill
+    from trainmaster.train.drill.run import Drill, Interrupted
 
-    return drill_proof.report(Drill(plan, folder, say).run())
+    try:
+        proof = Drill(plan, folder, say).run()
+    except Interrupted as interrupted:
+        proof = interrupted.proof
+    return drill_proof.report(proof)
 
 
 def _refuse_full(out: Path | None) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, Plan
-from trainmaster.core.results import CheckResult, Finding, Overall, error, fail, judge_overall, ok, skip
+from trainmaster.core.results import CheckResult, Finding, Overall, Verdict, error, fail, judge_overall, ok, skip
 from trainmaster.core.spec import JobSpec, Limits, Preflight, Resources
 from trainmaster.drill import attempt as engine
-from trainmaster.drill.attempt import DrillFailed
+from trainmaster.drill.attempt import NOT_RUN, DrillFailed
 from trainmaster.drill.folders import flip_bit
 from trainmaster.node.owner import is_gone, name_process
 from trainmaster.train.checkpoint import manifest as manifests
@@ -52,14 +52,23 @@ class Proof:
     plan: DrillPlan
     rows: tuple[Row, ...]
     results: tuple[CheckResult, ...]
-    reference: Attempt
+    reference: Attempt | None  # None: it was interrupted in that run
     attempts: tuple[Attempt, ...]
     begun: float  # seconds since 1970
     took_s: float
+    interrupted: bool = False
 
     @property
     def overall(self) -> Overall:
         return judge_overall(self.results, planned=CLAIMS)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM in a drill, of which nothing runs on. `proof`: what was found until then."""
+
+    def __init__(self, proof: Proof) -> None:
+        super().__init__()
+        self.proof = proof
 
 
 @dataclass(slots=True)
@@ -71,30 +80,43 @@ class Drill:
     say: Callable[[str, int, int], None] = lambda *_: None
     _left: list[int] = field(default_factory=list)  # processes that would not die
     _damaged: dict[int, Damaged] = field(default_factory=dict)
+    _reference: Attempt | None = None
+    _attempts: list[Attempt] = field(default_factory=list)
 
     def run(self) -> Proof:
+        """Interrupted with what was found, where Ctrl-C ends it."""
         started = time.monotonic()
         shared = Path("/dev/shm") if Path("/dev/shm").is_dir() else self.folder  # noqa: S108 (made below, mode 0700)
         for left in shared.glob("trainmaster-drill-*"):  # of drills that were killed
             if is_gone(left.name.removeprefix("trainmaster-drill-").partition("-")[0]):
                 shutil.rmtree(left, ignore_errors=True)
         memory = shared / f"trainmaster-drill-{name_process()}-{uuid.uuid4().hex[:12]}"
+        starts: list[Attempt] | None = None
         try:
             memory.mkdir(mode=0o700)
-            reference = self._undisturbed(memory)
-            attempts = self._struck(memory)
+            self._reference = self._undisturbed(memory)
+            self._strike(memory)
             starts = self._recovered(memory) if self.plan.in_place else []
+        except KeyboardInterrupt:
+            shutil.rmtree(memory, ignore_errors=True)
+            raise Interrupted(self._proof(None, started)) from None
         finally:
             shutil.rmtree(memory, ignore_errors=True)
-        rows, results = self._judge(reference, attempts, starts)
+        return self._proof(starts, started)
+
+    def _proof(self, starts: list[Attempt] | None, started: float) -> Proof:
+        """`starts`: of the run that is killed in place; None: the drill was interrupted before its end."""
+        took_s = time.monotonic() - started
+        rows, results = self._judge(starts)
         return Proof(
             plan=self.plan,
             rows=tuple(rows),
             results=tuple(results),
-            reference=reference,
-            attempts=tuple(attempts),
-            begun=time.time() - (took_s := time.monotonic() - started),
+            reference=self._reference,
+            attempts=tuple(self._attempts),
+            begun=time.time() - took_s,
             took_s=took_s,
+            interrupted=starts is None,
         )
 
     def _undisturbed(self, memory: Path) -> Attempt:
@@ -107,8 +129,8 @@ class Drill:
             )
         return done
 
-    def _struck(self, memory: Path) -> list[Attempt]:
-        config, attempts = self._config("struck", memory), list[Attempt]()
+    def _strike(self, memory: Path) -> None:
+        config, attempts = self._config("struck", memory), self._attempts
         dice = random.Random(self.plan.seed)  # noqa: S311 (a drill, not a key)
         for number, planned in enumerate(self.plan.attempts):
             if planned.damage and (done := _damage(Path(str(config.checkpoint.folder)), attempts, dice)):
@@ -121,7 +143,6 @@ class Drill:
             attempts.append(self._attempt(label, folder, config, ranks=planned.ranks, variables=variables))
             if planned.kill and not attempts[-1].killed:
                 break  # it ended, well or badly, before it could be killed: nothing after this is as planned
-        return attempts
 
     def _recovered(self, memory: Path) -> list[Attempt]:
         """One attempt whose ranks are killed again and again, then its agent; and a second one, to the end."""
@@ -194,10 +215,8 @@ class Drill:
         self.say(label, config.steps, config.steps)
         return record.read(folder / EVENTS_FILE, folder / "samples", ranks=ranks, codes=codes)
 
-    def _judge(
-        self, reference: Attempt, attempts: list[Attempt], starts: list[Attempt]
-    ) -> tuple[list[Row], list[CheckResult]]:
-        plan = self.plan
+    def _judge(self, starts: list[Attempt] | None) -> tuple[list[Row], list[CheckResult]]:
+        plan, reference, attempts = self.plan, self._reference, self._attempts
         every, steps = plan.config.checkpoint.every_steps, plan.config.steps
         # Where training waits for its saves the interval is the bound; otherwise it must be measured and said.
         stated = every if plan.config.checkpoint.mode == "sync" else None
@@ -215,19 +234,27 @@ class Drill:
                     resume=resumes[number] if number < len(resumes) else None,
                 )
             )
-        findings = {
-            "strikes": _kills_done(rows),
-            "start": judge.no_silent_start(resumes),
-            "acknowledged": judge.nothing_acknowledged_is_lost(resumes),
-            "bound": judge.bounded(resumes, every_steps=every),
-            "losses": judge.same_losses(reference, attempts),
-            "other ranks": self._other_ranks(reference, attempts),
-            "samples": judge.same_samples(reference, attempts, steps=steps),
-            "damage": self._damage_found(attempts),
-            "end": judge.ended(attempts, steps=steps),
-            "in place": self._in_place(reference, starts),
-            "processes": self._nothing_left(),
-        }
+        findings = dict.fromkeys(CLAIMS, NOT_RUN)
+        if reference is not None:
+            findings |= {
+                "start": judge.no_silent_start(resumes),
+                "acknowledged": judge.nothing_acknowledged_is_lost(resumes),
+                "bound": judge.bounded(resumes, every_steps=every),
+                "losses": judge.same_losses(reference, attempts),
+                "other ranks": self._other_ranks(reference, attempts),
+                "damage": self._damage_found(attempts),
+            }
+        if starts is None:  # what is open is so because of the interrupt
+            is_open = {name for name, finding in findings.items() if finding.verdict is Verdict.ERROR}
+            findings |= dict.fromkeys(is_open, NOT_RUN)
+        elif reference is not None:
+            findings |= {
+                "strikes": _kills_done(rows),
+                "samples": judge.same_samples(reference, attempts, steps=steps),
+                "end": judge.ended(attempts, steps=steps),
+                "in place": self._in_place(reference, starts),
+                "processes": self._nothing_left(),
+            }
         return rows, [judge.as_result(name, finding) for name, finding in findings.items()]
 
     def _other_ranks(self, reference: Attempt, attempts: list[Attempt]) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,21 @@ def test_each_part_of_a_start_is_an_event_and_a_recovery_is_one_with_all_parts(
     assert list(done["parts"]) == ["stop", "check", "fork", "imports", "compile", "first_step"]
     assert (done["step"], done["resumed_from"], done["tier"], done["restart"]) == (21, 20, "disk", 3)
     assert done["parts"]["fork"] > 1000 and done["seconds"] - lines[-2]["data"]["seconds"] == pytest.approx(2, abs=0.01)
+
+
+@pytest.mark.parametrize(("loss", "times"), [(1.0, 1), (1.5, 2)])
+def test_a_step_that_the_lost_group_has_told_is_not_told_again(loss: float, times: int, tmp_path: Path) -> None:
+    """With another loss it is a step that was made again, after a rollback."""
+    reading = Reading(tokens_per_s=1.0, step_s=1.0)
+    metrics: dict[str, Any] = {"lr": 0.1, "grad_norm": 1.0, "sequence_tokens": 1, "memory": {"memory_gib": 1.0}}
+    with Emitter(tmp_path / "events.jsonl") as lost, Emitter(tmp_path / "events.jsonl") as left:
+        logs = [RunLog(rank(0, local=0), emitter) for emitter in (lost, left)]
+        logs[1].lead(False)
+        for log, own, step_s in ((logs[0], loss, 1.0), (logs[1], 1.0, 2.0)):
+            log.step_metrics(step=2, loss=own, reading=replace(reading, step_s=step_s), **metrics)
+        logs[1].lead(True)
+    told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [item["data"]["step"] for item in told] == [2] * times
 
 
 def test_a_group_that_takes_over_says_the_last_step_and_what_followed_it(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ Fsync = Literal["always", "marks", "never"]
 FILE_LIMIT = 4 << 30  # bytes of an event file; the server keeps no more of a job either (control/quotas.py)
 _GUARDED = 64  # bytes of the last line that are compared
 _TAIL = 1 << 16  # bytes read back at first to find the last good line
+_RECENT = 1 << 16  # bytes in which `holds` looks
 
 
 class Emitter:
@@ -79,6 +80,17 @@ class Emitter:
         if self._fsync == "always" or (self._fsync == "marks" and phase not in ("STEP", "HEARTBEAT")):
             os.fsync(self._fd)
         return written
+
+    def holds(self, phase: str, event: str, **values: Any) -> bool:
+        """Whether one of the last lines is this event with these values, whoever wrote it."""
+        size = os.fstat(self._fd).st_size
+        start = max(0, size - _RECENT)
+        for line in os.pread(self._fd, size - start, start).split(b"\n"):
+            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+                item = json.loads(line)
+                if (item["phase"], item["event"]) == (phase, event) and values.items() <= item["data"].items():
+                    return True
+        return False
 
     def bound(self, limit_bytes: int = FILE_LIMIT) -> None:
         """Empty the file where it has grown beyond any use: a program that writes without end must not fill the disk.

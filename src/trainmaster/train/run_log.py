@@ -41,10 +41,12 @@ class RunLog:
         self._trackers = trackers if self._rank_info.rank == 0 else []
 
     def lead(self, leads: bool) -> None:
-        """Write events, or leave them to another group. Who takes over says the last step again: it may be missing."""
+        """Write events, or leave them to another group. Who takes over says the last step, where nobody has."""
         unsaid, self._unsaid, self._leads = self._unsaid, [], leads
         for phase, event, epoch, data in unsaid if leads else ():
-            self._emit(phase, event, epoch=epoch, **data)
+            same = {name: data[name] for name in ("step", "loss") if name in data}  # times are each group's own
+            if not (same and self._emitter is not None and self._emitter.holds(phase, event, **same)):
+                self._emit(phase, event, epoch=epoch, **data)
 
     def close(self) -> None:
         """Close the trackers."""

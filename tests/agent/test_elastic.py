@@ -289,6 +289,7 @@ def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node:
     told = {data["step"]: data["loss"] for data in named("STEP", "metrics")}
     last = max(told)
     assert sorted(told) == list(range(1, last + 1)) and last >= done["step"]
+    assert len(named("STEP", "metrics")) == len(told), "each step is told once"
     sums = sample_log.read_groups(samples)
     assert [step for step, _ in sums] == list(range(1, last + 1)), "each step once"
     for (step, _), rows in sums.items():

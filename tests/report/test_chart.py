@@ -1,4 +1,4 @@
-"""Charts are well-formed SVG that says in words what it draws, and its path is the data."""
+"""Charts are well-formed SVG that says in words what it draws, and carries the data for its read-out."""
 
 from __future__ import annotations
 
@@ -19,16 +19,38 @@ def draw(lines: list[Line], marks: list[Mark] | None = None) -> ElementTree.Elem
     return ElementTree.fromstring(chart.render(key="loss", title="Loss", x_name="step", lines=lines, marks=marks or []))
 
 
-def test_the_path_is_the_data() -> None:
-    figure = draw([Line(name="training", points=[(1, 5.5), (2, 4.25), (3, 4.0)])])
+def heights(figure: ElementTree.Element) -> list[float]:
     (path,) = figure.iter("path")
-    assert path.get("d") == "M1 5.5L2 4.25L3 4"
+    return [float(point.split()[1]) for point in re.split("[ML]", path.get("d", ""))[1:]]
+
+
+def test_the_line_is_drawn_in_the_box_and_the_data_stand_beside_it() -> None:
+    figure = draw([Line(name="training", points=[(1, 5.5), (2, None), (2, 4.25), (3, 4.0)])])
+    (path,) = figure.iter("path")
+    assert path.get("data-points") == "1 5.5 2 4.25 3 4"
+    assert re.sub(r" [\d.]+", "", path.get("d", "")) == "M0M500L1000"
+    first, second, third = heights(figure)
+    assert (third - first) * (5.5 - 4.25) == pytest.approx((second - first) * (5.5 - 4.0), abs=0.1)
+    assert 0 < first < second < third < 1000
+    box = next(item for item in figure.iter("svg") if item.get("class") == "data")
+    assert (box.get("viewBox"), box.get("data-left"), box.get("data-width")) == ("0 0 1000 1000", "1", "2")
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1.0, 1e9])
+def test_a_line_has_the_same_shape_at_any_scale(scale: float) -> None:
+    """Chromium draws a path whose own numbers are very small badly, or not at all."""
+    points = [(step, (3.0 - step / 50) * scale) for step in range(25)]
+    usual = [(step, 3.0 - step / 50) for step in range(25)]
+    assert heights(draw([Line(name="lr", points=points)])) == pytest.approx(
+        heights(draw([Line(name="lr", points=usual)])), abs=0.02
+    )
 
 
 def test_a_gap_and_a_step_back_lift_the_pen() -> None:
     figure = draw([Line(name="training", points=[(1, 5), (2, None), (3, 4), (4, 3), (3, 3.5), (4, 2)])])
     (path,) = figure.iter("path")
-    assert path.get("d") == "M1 5M3 4L4 3M3 3.5L4 2"
+    assert re.sub(r"[\d. ]+", " ", path.get("d", "")) == "M M L M L "
+    assert path.get("data-points") == "1 5 3 4 4 3 3 3.5 4 2"
 
 
 def test_it_says_in_words_what_it_draws() -> None:
@@ -76,9 +98,11 @@ def test_any_points_give_a_well_formed_chart(points: list[tuple[float, float | N
         return
     figure = ElementTree.fromstring(markup)
     box = next(item for item in figure.iter("svg") if item.get("viewBox"))
-    _, _, width, height = map(float, box.get("viewBox").split())
-    assert width > 0
-    assert height > 0
+    assert float(box.get("data-width")) > 0
+    (path,) = figure.iter("path")
+    drawn = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
+    assert all(-0.01 <= number <= 1000.01 for number in drawn)
+    assert len(drawn) == 2 * sum(y is not None for _, y in points)
     for percent in re.findall(r'(?:x1|y1|x|y)="(-?[\d.]+)%"', markup):
         assert -0.01 <= float(percent) <= 100.01
 

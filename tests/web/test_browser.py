@@ -17,6 +17,7 @@ from pages import samples
 from report import healths
 from report.test_hostile import HOSTILE, hostile_events
 from trainmaster import report
+from trainmaster.core.events import Event
 from trainmaster.core.health import ClusterHealth
 from trainmaster.core.results import ok
 from trainmaster.core.states import Reason, Stage, Status
@@ -101,6 +102,38 @@ def test_the_curve_reads_out_under_pointer_and_arrows(tab: Page, db: Database, t
     expect(read_out).to_contain_text("step 200 · training 1.948 · held-out 2.018")
     tab.keyboard.press("ArrowLeft")
     expect(read_out).to_contain_text("step 199")
+
+
+@pytest.mark.proof
+def test_the_curve_of_tiny_values_reads_out_its_data(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    """A learning rate: in the report, in the report of the server, and on the run page, whose script draws it anew."""
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    story.tell(
+        Event(phase="STEP", event="metrics", data={"step": step, "loss": 2.0, "lr": step * 1.2e-8})
+        for step in range(1, 26)
+    )
+    story.end_attempt().finish(Status.COMPLETED)
+    for address in (write(db, story, tmp_path), f"{url}/jobs/{story.id}/report"):
+        tab.goto(address)
+        read_out, axes = tab.locator("#chart-lr .readout"), tab.locator("#chart-lr .axes")
+        drawn = axes.screenshot()
+        axes.locator("path").evaluate("(path) => path.remove()")
+        assert axes.screenshot() != drawn, "the line is seen: Chromium draws none in units as small as these"
+        axes.focus()
+        tab.keyboard.press("ArrowRight")
+        expect(read_out).to_have_text("step 1 · learning rate 1.20e-8")
+        tab.keyboard.press("ArrowRight")
+        expect(read_out).to_have_text("step 2 · learning rate 2.40e-8")
+        wide = axes.bounding_box()
+        assert wide is not None
+        axes.hover(position={"x": wide["width"] * 0.52, "y": 50})
+        expect(read_out).to_have_text("step 13 · learning rate 1.56e-7")
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#curves[data-drawn=whole]")).to_be_visible()
+    card = tab.locator("#curves [data-metric=lr]")
+    card.locator("canvas").focus()
+    tab.keyboard.press("ArrowRight")
+    expect(card.locator(".readout")).to_contain_text("step 1 ")
 
 
 @pytest.mark.proof

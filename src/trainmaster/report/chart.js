@@ -12,10 +12,10 @@
     const axes = figure.querySelector(".axes"), out = figure.querySelector(".readout"), data = figure.querySelector(".data");
     if (!axes || axes.dataset.wired) return;
     axes.dataset.wired = "1";
-    const rest = out.textContent, [left, , width] = data.getAttribute("viewBox").split(" ").map(Number);
+    const rest = out.textContent, left = Number(data.dataset.left), width = Number(data.dataset.width);
     const lines = [...data.querySelectorAll("path")].map((path) => ({
       name: path.dataset.name,
-      points: [...path.getAttribute("d").matchAll(/[ML](\S+) ([^ML]+)/g)].map((m) => [Number(m[1]), Number(m[2])]),
+      points: [...path.dataset.points.matchAll(/(\S+) (\S+)/g)].map((m) => [Number(m[1]), Number(m[2])]),
     }));
     const guide = document.createElementNS("http://www.w3.org/2000/svg", "line");
     guide.setAttribute("class", "guide");

@@ -1,8 +1,9 @@
 """Line charts as inline SVG: no script needed, no library, sharp at every width and on paper.
 
-The plot is an inner `<svg>` whose viewBox is the data itself, stretched to whatever width the page has; labels, marks
-and dots sit outside it at percentages, so that text keeps its size on a phone and on a wall. A line's path therefore
-holds the data in its own units: the hover read-out (chart.js) reads it from there, and nothing is stored twice.
+The plot is an inner `<svg>` of fixed units, stretched to whatever width the page has; labels, marks and dots sit
+outside it at percentages, so that text keeps its size on a phone and on a wall. Lines are not drawn in units of the
+data: Chromium draws a line of very small heights (a learning rate) badly or not at all. The read-out (chart.js) has the
+data beside each line, in `data-points`, and the x axis in `data-left` and `data-width`.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     return [low, high]
 
 
+_SIDE = 1000  # of the box that lines are drawn in
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
     """The part of the plane that is shown."""
@@ -157,24 +161,29 @@ def _tick(value: float) -> str:
 
 def _plot(box: _Box, lines: Sequence[Line]) -> Markup:
     paths = Markup("").join(
-        Markup('<path class="s{}" d="{}" transform="scale(1 -1)" data-name="{}"/>').format(order, path, line.name)
+        Markup('<path class="s{}" d="{}" data-name="{}" data-points="{}"/>').format(
+            order, path, line.name, " ".join(f"{_n(x)} {_n(y)}" for x, y in line.points if y is not None)
+        )
         for order, line in enumerate(lines)
-        if (path := _path(line.points))
+        if (path := _path(box, line.points))
     )
     return Markup(
-        '<svg class="data" width="100%" height="100%" preserveAspectRatio="none" viewBox="{} {} {} {}">{}</svg>'
-    ).format(_n(box.left), _n(-box.top), _n(box.right - box.left), _n(box.top - box.bottom), paths)
+        '<svg class="data" width="100%" height="100%" preserveAspectRatio="none" viewBox="0 0 {side} {side}"'
+        ' data-left="{left}" data-width="{width}">{paths}</svg>'
+    ).format(side=_SIDE, left=_n(box.left), width=_n(box.right - box.left), paths=paths)
 
 
-def _path(points: Iterable[Point]) -> str:
-    """M and L commands in data units. A gap, or a step back in x (a new attempt), lifts the pen."""
+def _path(box: _Box, points: Iterable[Point]) -> str:
+    """M and L commands in units of the box. A gap, or a step back in x (a new attempt), lifts the pen."""
     parts: list[str] = []
     last: float | None = None
     for x, y in points:
         if y is None:
             last = None
             continue
-        parts.append(f"{'L' if last is not None and x > last else 'M'}{_n(x)} {_n(y)}")
+        across = round(_SIDE * (x - box.left) / (box.right - box.left), 2)
+        down = round(_SIDE * (box.top - y) / (box.top - box.bottom), 2)
+        parts.append(f"{'L' if last is not None and x > last else 'M'}{_n(across)} {_n(down)}")
         last = x
     return "".join(parts)
 

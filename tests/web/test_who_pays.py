@@ -106,11 +106,18 @@ def test_a_price_that_nobody_stated_is_unknown_and_never_nothing(
     assert "price unknown" in client.get("/nodes").text
 
 
-def test_a_stated_price_of_nothing_is_nothing(db: Database) -> None:
-    story = samples.Story(db, samples.spec(target="local", resources={"price_per_hour": 0.0})).start()
-    with db.write() as conn:
-        costs.set_price(conn, story.attempt, 0.0)
-    assert cost.list_prices(db, [story.id])[story.id].cents_per_hour == 0
+def test_the_price_is_the_attempts_else_the_specs_else_unknown(any_db: Database) -> None:
+    free = samples.Story(any_db, samples.spec(target="local", resources={"price_per_hour": 0.0})).start()
+    with any_db.write() as conn:
+        costs.set_price(conn, free.attempt, 0.0)
+    ran, waits, unknown = (
+        running(any_db, cents=150, by="ana"),
+        queued(any_db, by="ben", price=12.5),
+        queued(any_db, by=None),
+    )
+    ids = [free.id, ran.id, waits.id, unknown.id]
+    found = cost.list_prices(any_db, ids)
+    assert [found[job_id] for job_id in ids] == [(None, 0.0), ("ana", 150.0), ("ben", 1250.0), (None, None)]
 
 
 def test_a_hostile_name_stays_text(db: Database, client: TestClient) -> None:

@@ -69,7 +69,9 @@ def test_the_queue_names_the_submitter_and_the_stated_price(db: Database, client
     text = client.get("/queue").text
     assert "ana-laptop" in row(text, priced.id) and "$12.50 an hour" in row(text, priced.id)
     assert "command line" in row(text, other.id) and "price unknown" in row(text, other.id)
-    assert "at $12.50 an hour" in row(client.get("/").text, priced.id)
+    text = client.get("/").text
+    assert "at $12.50 an hour" in row(text, priced.id)
+    assert "unknown" in row(text, other.id) and "$" not in row(text, other.id)
 
 
 def test_pages_and_the_command_line_say_one_number(db: Database) -> None:

@@ -7,14 +7,16 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
-from trainmaster.control.commits import Commits
+from trainmaster.control.commits import Commits, Found, Reads
 from trainmaster.core.errors import StoreError
 from trainmaster.core.spec import parse_spec
+from trainmaster.store.attempts import insert_attempt, list_attempts
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.jobs import find_job, insert_job, list_ids
 
@@ -90,3 +92,52 @@ def test_a_task_that_is_cut_off_does_not_keep_others_from_their_answer(db: Datab
 
     assert asyncio.run(go()) == "other"
     assert set(list_ids(db)) == {"cut", "other"}
+
+
+def test_where_nobody_raises_there_is_no_savepoint(db: Database) -> None:
+    """It is a third of what a small change takes."""
+    points: list[object] = []
+    event.listen(db.engine, "savepoint", lambda conn, name: points.append(name))
+    asyncio.run(write_behind(Commits(), db, [insert("one"), insert("two")]))
+    assert not points and set(list_ids(db)) == {"first", "one", "two"}
+    asyncio.run(write_behind(Commits(), db, [insert("one"), insert("three")]))
+    assert points and set(list_ids(db)) == {"first", "one", "two", "three"}
+
+
+def test_jobs_that_are_asked_for_at_once_are_one_query_each_as_it_is_now(any_db: Database) -> None:
+    db, asked, names = any_db, list[str](), [str(uuid.uuid4()) for _ in range(20)]
+    at = datetime.now(UTC)
+    with db.write() as conn:
+        for name in names:
+            insert_job(conn, name, SPEC, at=at)
+        for number in (1, 2):
+            insert_attempt(conn, names[0], number, handle={"n": number}, at=at)
+
+    def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        asked.append(statement)
+
+    async def go() -> list[Found]:
+        reads = Reads()
+        found = [asyncio.create_task(reads.find(db, name)) for name in [*names, "unknown"]]
+        cut = asyncio.create_task(reads.find(db, names[1]))
+        await asyncio.sleep(0)
+        cut.cancel()
+        answers = await asyncio.gather(*found)
+        await reads.close()
+        return list(answers)
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    answers = asyncio.run(go())
+    assert len([statement for statement in asked if "FROM jobs" in statement]) == 1
+    assert answers == [*((find_job(db, name), (list_attempts(db, name) or [None])[-1]) for name in names), (None, None)]
+    assert answers[0][1] is not None and answers[0][1].number == 2
+
+
+def test_where_the_database_is_away_each_who_asked_is_told(db: Database) -> None:
+    async def go() -> list[object]:
+        reads = Reads()
+        return list(await asyncio.gather(*(reads.find(db, name) for name in ("a", "b")), return_exceptions=True))
+
+    assert asyncio.run(go()) == [(None, None)] * 2
+    Path(str(db.engine.url.database)).unlink()
+    assert [type(answer) for answer in asyncio.run(go())] == [StoreError] * 2

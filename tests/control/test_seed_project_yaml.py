@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-from datetime import datetime
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +80,20 @@ def test_its_parts_are_written_as_the_whole_would_be(sqlite: Database, words: li
     document = project_yaml.describe(job, STORAGE)
     whole = yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120)
     assert [project_yaml.build(job, STORAGE)["project.yaml"] for _ in range(2)] == [whole] * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["tales", "00000000-0000-4000-8000-00000000dead", "2000-01-01T00:00:00.000001+00:00", "1234-05-06", "größe"]
+)
+def test_jobs_that_differ_in_id_and_time_alone_have_files_of_their_own(sqlite: Database, name: str) -> None:
+    ids = ["12345678-1234-4123-8123-123456789012", "1e234567-8901-4e23-8e45-67e890123456", "a-word", str(uuid.uuid4())]
+    times = [datetime(2026, 1, 2, 3, 4, 5, us, tzinfo=UTC) for us in (0, 6, 123456)]
+    job = a_job(sqlite)
+    for each, at in itertools.product(ids, times):
+        spec = replace(job.spec, name=name, inputs=replace(job.spec.inputs, train=f"{each}/ 7"))
+        one = replace(job, id=each, created_at=at, spec=spec)
+        whole = yaml.safe_dump(project_yaml.describe(one, STORAGE), sort_keys=False, allow_unicode=True, width=120)
+        assert project_yaml.build(one, STORAGE)["project.yaml"] == whole
 
 
 def test_generates_proper_yaml_structure(sqlite: Database) -> None:

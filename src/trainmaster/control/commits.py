@@ -1,8 +1,10 @@
-"""Group commit: changes that wait for SQLite's one writer share a transaction, each with a savepoint of its own.
+"""Group commit: changes that wait for SQLite's one writer share a transaction; and reads that share a query.
 
 A commit is one fsync and, here, a connection, a thread and two waits; starting a job takes six of them. Nobody waits
-for others to come: what arrives while one transaction is committed makes the next. A change that raises is taken back
-alone. Where the database is away, is full or cannot commit, all of them fail, as each would have by itself.
+for others to come: what arrives while one transaction is committed makes the next. Where a change raises, which is
+rare, all are taken back and made again, each with a savepoint of its own: that one is left out, and a change does
+nothing but write rows. Where the database is away, is full or cannot commit, all of them fail, as each would have by
+itself.
 
 On PostgreSQL each change has its own transaction: several in one would hold the rows of many jobs, in any order.
 """
@@ -15,10 +17,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trainmaster.control import failpoints
+from trainmaster.store import attempts
 from trainmaster.store.database import Connection, Database, is_unavailable
+from trainmaster.store.rows import AttemptRow, JobRow
 
 T = TypeVar("T")
-_MOST = 50  # changes in one transaction: other writers wait for it
+Found = tuple[JobRow | None, AttemptRow | None]
+_MOST = 50  # changes in one transaction: other writers wait for it; and jobs in one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,20 @@ def _commit(db: Database, changes: list[tuple[Callable[[Connection], Any], str]]
         return [_commit_one(db, *changes[0])]
     for _, what in changes:
         failpoints.before(f"commit {what}")
+    try:
+        with db.write() as conn:
+            results = [change(conn) for change, _ in changes]
+    except Exception as error:
+        if is_unavailable(error):
+            raise
+        results = _commit_apart(db, changes)
+    for (_, what), result in zip(changes, results, strict=True):
+        if not isinstance(result, Exception):
+            failpoints.after(f"commit {what}")
+    return results
+
+
+def _commit_apart(db: Database, changes: list[tuple[Callable[[Connection], Any], str]]) -> list[Any]:
     results: list[Any] = []
     with db.write() as conn:
         for change, _ in changes:
@@ -93,7 +112,48 @@ def _commit(db: Database, changes: list[tuple[Callable[[Connection], Any], str]]
                 if is_unavailable(error):
                     raise
                 results.append(error)
-    for (_, what), result in zip(changes, results, strict=True):
-        if not isinstance(result, Exception):
-            failpoints.after(f"commit {what}")
     return results
+
+
+class Reads:
+    """Jobs with their last attempts, read before each step: those that are asked for at once are one query."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, asyncio.Future[Found]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def find(self, db: Database, job_id: str) -> Found:
+        """A job as it is now, and its last attempt where it has one."""
+        found: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        self._waiting.append((job_id, found))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work(db), name="reads")
+        return await found
+
+    async def close(self) -> None:
+        """Wait for what is being read."""
+        if self._task is not None and not self._task.done():
+            await self._task
+
+    async def _work(self, db: Database) -> None:
+        batch: list[tuple[str, asyncio.Future[Found]]] = []
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
+                rows: dict[str, Found] = {}
+                wrong: Exception | None = None
+                try:
+                    rows = await asyncio.to_thread(attempts.find_last, db, [job_id for job_id, _ in batch])
+                except Exception as error:
+                    wrong = error
+                for job_id, found in batch:
+                    if found.done():
+                        continue  # its job's task was cut off meanwhile
+                    if wrong is not None:
+                        found.set_exception(wrong)
+                    else:
+                        found.set_result(rows.get(job_id, (None, None)))
+        finally:  # where this task itself is cut off, nobody else reads these
+            for _, found in [*batch, *self._waiting]:
+                found.cancel()
+            self._waiting = []

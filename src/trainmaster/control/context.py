@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainmaster.control import failpoints
-from trainmaster.control.commits import Commits
+from trainmaster.control.commits import Commits, Reads
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
@@ -86,6 +86,7 @@ class Context:
     bookings: dict[str, tuple[int, Assigned]] = field(default_factory=dict)  # job → number of the attempt, devices
     rules: Rules = field(default_factory=Rules)  # of that queue
     commits: Commits = field(default_factory=Commits)
+    reads: Reads = field(default_factory=Reads)
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
         """Ask or tell a target, for so long as it may take."""

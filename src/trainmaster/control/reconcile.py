@@ -36,10 +36,10 @@ from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Rules
 from trainmaster.storage import Store, open_store
-from trainmaster.store import attempts, jobs, leases
+from trainmaster.store import jobs, leases
 from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
-from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.store.rows import JobRow
 from trainmaster.targets import Target
 
 _AHEAD_S = 60.0  # between two looks for schedules that wait for a time too far ahead
@@ -161,6 +161,7 @@ async def _loop(
         await dispatcher.close()
         await tail.close()
         await context.commits.close()
+        await context.reads.close()
 
 
 def _take_leases(
@@ -251,7 +252,7 @@ async def _work(
         begun[job_id] = time.monotonic()
         try:
             while True:
-                job, attempt = await asyncio.to_thread(_find, context.db, job_id)
+                job, attempt = await context.reads.find(context.db, job_id)
                 if job is None or job.stage is None or (seen, job.stage) == (Stage.CHECKING, Stage.RUNNING):
                     break  # of a job that has just begun nothing is wanted before the next tick
                 if not await handle_stage(context, job, attempt):
@@ -276,14 +277,6 @@ async def _work(
                 await _rest(context, job, error, tick_s=tick_s)
         finally:
             begun.pop(job_id, None)
-
-
-def _find(db: Database, job_id: str) -> tuple[JobRow | None, AttemptRow | None]:
-    """A job, and its last attempt where it has one."""
-    with db.read():
-        job = jobs.find_job(db, job_id)
-        tried = attempts.list_attempts(db, job_id) if job is not None and job.attempts else []
-        return job, tried[-1] if tried else None
 
 
 async def _rest(context: Context, job: JobRow, error: Exception, *, tick_s: float) -> None:

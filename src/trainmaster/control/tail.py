@@ -108,11 +108,13 @@ class Tail:
             if attempt.id != row.attempt or attempt.handle is None:
                 return None
             waits = attempt.report is TargetState.WAITING
-            if job.stage is Stage.CHECKING and not waits and has_passed_checks(db, job, attempt):
+            told = row.offset > 0 or job.spec.preflight.level == 0  # else no line is kept that could say so
+            if job.stage is Stage.CHECKING and not waits and told and has_passed_checks(db, job, attempt):
                 return None
-            kept = event_quota.count_kept(db, attempt.id)
-        target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
-        later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
+            target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
+            later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
+            # A first attempt on one node has one stream.
+            kept = row.kept if attempt.number == 1 and not later else event_quota.count_kept(db, attempt.id)
         return _Known(
             job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later,
             room=quotas.read_events_limit() - kept + row.kept,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -12,11 +12,12 @@ from sqlalchemy import Connection, RowMapping, bindparam, case, func, insert, li
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.states import Reason, Stage, TargetState
+from trainmaster.store import jobs
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices
 from trainmaster.store.columns import UtcTime, word
 from trainmaster.store.database import Database
-from trainmaster.store.rows import AttemptRow
+from trainmaster.store.rows import AttemptRow, JobRow
 
 
 def insert_attempt(conn: Connection, job_id: str, number: int, *, handle: Any, at: datetime) -> str:
@@ -120,6 +121,20 @@ def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
     """The attempts of a job, in their order."""
     with db.read() as conn:
         return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
+
+
+def find_last(db: Database, job_ids: Sequence[str]) -> dict[str, tuple[JobRow | None, AttemptRow | None]]:
+    """Jobs, each with its last attempt where it has one; without those that are gone."""
+    with db.read() as conn:
+        rows = [jobs.read_job(row) for row in conn.execute(_JOBS, {"jobs": job_ids}).mappings()]
+        ids = [f"{job.id}.{job.attempts}" for job in rows if job.attempts]
+        tried = [_attempt(row) for row in conn.execute(_THESE, {"ids": ids}).mappings()] if ids else []
+    last = {attempt.job_id: attempt for attempt in tried}
+    return {job.id: (job, last.get(job.id)) for job in rows}
+
+
+_JOBS = select(*jobs.COLUMNS).where(t.jobs.c.id.in_(bindparam("jobs", expanding=True)))
+_THESE = select(t.attempts).where(t.attempts.c.id.in_(bindparam("ids", expanding=True)))
 
 
 def list_machines(db: Database, job_ids: Collection[str]) -> dict[str, tuple[str, ...]]:

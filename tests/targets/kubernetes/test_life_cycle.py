@@ -313,6 +313,30 @@ def test_a_bad_object_is_a_spec_error_with_its_path(load: Any, place: Place, run
     assert "spec.pytorchReplicaSpecs.Master.replicas" in wrong.value.faults[0].path
 
 
+def test_a_job_that_the_cluster_refuses_leaves_nothing(
+    kube: Kube, load: Any, place: Place, run: Run, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINMASTER_JOB_ENV", "HF_TOKEN")
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0123456789")
+    target = load(gpus=0)
+    submission = target.plan(place(resources={"nodes": 2}))  # Kubernetes 1.20 has no indexed Jobs
+
+    def count() -> dict[str, int]:
+        plurals, label = ("configmaps", "secrets", "services"), "trainmaster/attempt"
+        path = f"/api/v1/namespaces/{namespace}"
+        return {one: len(kube.call("GET", f"{path}/{one}?labelSelector={label}")["items"]) for one in plurals}
+
+    async def go() -> None:
+        with pytest.raises(SpecError, match="completionMode"):
+            await target.submit(submission)
+        assert min(count().values()) == 1, "they are created before the job"
+        await target.release(submission.handle)
+        assert set(count().values()) == {0}
+        await target.release(submission.handle)
+
+    run(go())
+
+
 def test_a_missing_right_is_named(load: Any, place: Place, run: Run, namespace: str) -> None:
     target = load(gpus=0, token=LIMITED)
     submission = target.plan(place())

@@ -18,7 +18,7 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run",
         metavar="FILE",
-        help="Print this file of examples/; with --on kubernetes or sagemaker `plan`.",
+        help="Print this file of examples/; with --on kubernetes, sagemaker or slurm `plan`.",
     ),
 ]
 Image = Annotated[str, typer.Option(help="With --dry-run: the image that is started.")]

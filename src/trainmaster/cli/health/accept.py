@@ -124,7 +124,7 @@ def _plan(given: Mapping[str, Any], options: Options) -> str:
 
     target = load_cluster(given["on"], verb="accept") if given["on"] is not None else None
     if not isinstance(target, targets.RunsClusterJobs):
-        raise UsageError("--dry-run plan: a run with --on kubernetes or sagemaker; without --on write a file's name")
+        raise UsageError("--dry-run plan: with --on kubernetes, sagemaker or slurm; without --on write a file's name")
     return acceptance.dry_run(target, options, home=locate(given["home"]), nodes=given["nodes"])
 
 

@@ -148,6 +148,8 @@ class Kubernetes:
             if not handle.get("submitted") and await self._is_absent(session, handle):
                 if spool.folder.exists():
                     spool.mark(_RELEASED, "")
+                # The cluster may have refused the job alone: its plan, secrets and service were created before it.
+                await self._delete(session, handle)
                 return
             spool.mark(_RELEASED, "")
             await session.ready()

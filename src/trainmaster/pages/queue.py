@@ -90,7 +90,7 @@ def _find_places(db: Database, ids: set[str], now: datetime) -> tuple[list[tuple
 
 def _find_lines(kept: Order, ids: set[str]) -> list[int]:
     """Lines of an order whose jobs are among these."""
-    # Numbers alone: ten thousand objects for each who asks made the collector look at all there are, for 0.1 s.
+    # Numbers, which the garbage collector leaves alone: with 10,000 tuples an answer took 0.1 s more at times.
     return list(itertools.compress(range(len(kept.jobs)), map(ids.__contains__, kept.jobs)))
 
 

@@ -57,8 +57,8 @@ def record(
     rows = {row.device: row for row in _list(conn, _ALL.where(_D.place == place, _D.kind == kind))}
     wholes = {device.id: device.parent or device.id for device in listed}
     holders: dict[str, set[str]] = {}  # GPU → attempts that hold it, or a slice of it
-    for held in [row for row in rows.values() if row.attempt is not None]:
-        holders.setdefault(wholes.get(held.device, held.device), set()).add(held.attempt)
+    for held, attempt in [(row.device, row.attempt) for row in rows.values() if row.attempt is not None]:
+        holders.setdefault(wholes.get(held, held), set()).add(attempt)
     new, same = [], []
     for device in listed:
         stranger = device.used

@@ -87,6 +87,8 @@ def furnish(db: Database, home: Path) -> tuple[str, str]:
     story.tell([Event(phase="WATCH", event="straggler", ts=story.at + timedelta(seconds=60), data=slow)])
     story.at += timedelta(seconds=150)
     story.end_attempt(Reason.NODE_LOST, "the node stopped answering for 120 s").move(Stage.QUEUED)
+    with db.write() as conn:
+        conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(released_at=story.at))
     story.at += timedelta(seconds=25)
     story.start(2)
     place(db, story, {"node-17": "pass", "node-23": "pass"})

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,6 +46,12 @@ def test_local_is_one_node_without_options(place: Any) -> None:
         LOCAL.plan(place(resources={"nodes": 2}))
     with pytest.raises(UsageError, match="takes no options"):
         targets.load("local:fast")
+
+
+def test_a_printed_command_can_be_typed_below_a_path_with_a_space() -> None:
+    words = ("sbatch", "--parsable", "/home/a b/jobs/1/batch.sh")
+    *_, line = targets.Submission(handle={}, files={}, commands=(words,)).render().splitlines()
+    assert shlex.split(line) == ["$", *words]
 
 
 SUBMITTER = """

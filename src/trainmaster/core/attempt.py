@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ class Submission:
 
     def render(self) -> str:
         parts = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]
-        parts += ["$ " + " ".join(command) for command in self.commands]
+        parts += ["$ " + shlex.join(command) for command in self.commands]
         return "\n".join(parts) + "\n"
 
 

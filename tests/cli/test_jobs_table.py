@@ -23,6 +23,7 @@ def show(
 ) -> tuple[list[str], list[str]]:
     """The titles of the columns, and the lines of the jobs."""
     monkeypatch.setattr(_console.out, "_width", width)
+    monkeypatch.setenv("COLUMNS", str(width))
     verb._print(jobs.read(db), 0, (), undriven=False)
     first, *rest = capsys.readouterr().out.splitlines()
     return first.split(), rest
@@ -68,3 +69,15 @@ def test_a_wide_terminal_shows_names_and_columns_whole(
     furnish(db, name)
     titles, lines = show(db, 200, capsys, monkeypatch)
     assert titles == ALL and all(name in line and "ana.lovelace@example.org" in line for line in lines)
+
+
+def test_a_pipe_has_names_and_columns_whole(
+    db: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "llama-3-8b-continued-pretraining-on-code-with-a-long-name"
+    furnish(db, name)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    verb._print(jobs.read(db), 0, (), undriven=False)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.split() == ALL and len(lines) == 3
+    assert all(name in line and "ana.lovelace@example.org" in line for line in lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +90,7 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
             age(line.created_at),
         )
         rows.append(cells)
-    _console.out.print(_fit(columns, rows))
+    _console.out.print(_fit(columns, rows), crop=False)
     shown = len(page.jobs)
     if shown < page.total:
         _console.note(f"{shown} of {page.total}; --offset {offset + shown} shows more")
@@ -101,19 +102,21 @@ _SHORTEST = 16  # a name
 
 
 def _fit(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
-    """The table in the width of the terminal, one line a job: with every column where they fit."""
+    """The table in the width of the terminal, one line a job: with every column where they fit, and in a pipe."""
     widths = {
         column: max(len(column), *(_console.out.render_str(row[place]).cell_len for row in rows), 0)
         for place, column in enumerate(columns)
     }
-    shown, name = list(columns), widths["name"]
+    shown, name, whole = list(columns), widths["name"], 0
+    is_narrow = _console.out.is_terminal or "COLUMNS" in os.environ
     for left_out in range(len(_SPARED) + 1):
         shown = [column for column in columns if column not in _SPARED[:left_out]]
-        over = sum(widths[column] for column in shown) + 2 * (len(shown) - 1) - _console.out.width
+        whole = sum(widths[column] for column in shown) + 2 * (len(shown) - 1)
+        over = whole - _console.out.width if is_narrow else 0
         name = max(widths["name"] - max(over, 0), min(_SHORTEST, widths["name"]))
         if over <= 0 or (left_out >= 2 and over <= widths["name"] - name):
             break
-    table = Table(box=None, header_style="dim", pad_edge=False)
+    table = Table(box=None, header_style="dim", pad_edge=False, width=None if is_narrow else whole)
     for column in shown:
         table.add_column(
             column,

@@ -10,15 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 from sqlalchemy.exc import IntegrityError
 
 from trainmaster.control.commits import Commits, Found, Reads
-from trainmaster.core.errors import StoreError
+from trainmaster.core.errors import SpecError, StoreError
 from trainmaster.core.spec import parse_spec
 from trainmaster.store.attempts import insert_attempt, list_attempts
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.jobs import find_job, insert_job, list_ids
+from trainmaster.store.tables import jobs
 
 SPEC = parse_spec({"name": "a", "command": ["true"]})
 
@@ -131,6 +132,23 @@ def test_jobs_that_are_asked_for_at_once_are_one_query_each_as_it_is_now(any_db:
     assert len([statement for statement in asked if "FROM jobs" in statement]) == 1
     assert answers == [*((find_job(db, name), (list_attempts(db, name) or [None])[-1]) for name in names), (None, None)]
     assert answers[0][1] is not None and answers[0][1].number == 2
+
+
+def test_a_row_that_cannot_be_read_is_told_to_its_own_job_alone(any_db: Database) -> None:
+    """As one that a server of another version wrote."""
+    db, names = any_db, [str(uuid.uuid4()) for _ in range(3)]
+    with db.write() as conn:
+        for name in names:
+            insert_job(conn, name, SPEC, at=datetime.now(UTC))
+        conn.execute(update(jobs).where(jobs.c.id == names[1]).values(spec={"name": "x", "tomorrow": 1}))
+
+    async def go() -> list[object]:
+        reads = Reads()
+        return list(await asyncio.gather(*(reads.find(db, name) for name in names), return_exceptions=True))
+
+    first, bad, last = asyncio.run(go())
+    assert [first, last] == [(find_job(db, name), None) for name in (names[0], names[2])]
+    assert isinstance(bad, SpecError) and "tomorrow" in str(bad)
 
 
 def test_where_the_database_is_away_each_who_asked_is_told(db: Database) -> None:

@@ -69,3 +69,15 @@ def test_any_two_commands_that_differ_have_a_difference(one: list[str], other: l
     differences, _ = find_differences({"a": {"command": one}, "b": {"command": other}})
     assert bool(differences) == (one != other)
     assert all(part.field == "command" or len(part.field) <= 88 for part in differences)
+
+
+def test_a_difference_behind_what_is_shown_is_a_difference() -> None:
+    long = "/data/" + "x" * 200
+    specs = {run: {"name": "a", "command": ["train.py", "--data", long + run]} for run in ("1", "2")}
+    ((part,), _) = find_differences(specs)
+    assert part.field == "command --data" and len(part.values) == 2
+    assert all(value.startswith("/data/xxx") and len(value) <= 120 for value, _ in part.values)
+
+
+def test_a_long_script_is_not_split() -> None:
+    assert len(name_arguments(["bash", "-c", "echo --lr 1; " * 1000])) <= 3

@@ -46,6 +46,13 @@ def test_a_line_has_the_same_shape_at_any_scale(scale: float) -> None:
     )
 
 
+@pytest.mark.parametrize("high", [1e305, 2e305, 1.7e308])
+def test_numbers_at_the_end_of_what_a_float_holds_are_drawn(high: float) -> None:
+    for low in (0.0, -high):
+        drawn = heights(draw([Line(name="loss", points=[(1.0, low), (2.0, high)])]))
+        assert all(0 <= place <= 1000 for place in drawn)
+
+
 def test_a_gap_and_a_step_back_lift_the_pen() -> None:
     figure = draw([Line(name="training", points=[(1, 5), (2, None), (3, 4), (4, 3), (3, 3.5), (4, 2)])])
     (path,) = figure.iter("path")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import time
 from dataclasses import replace
@@ -110,7 +112,28 @@ def test_each_part_of_a_start_is_an_event_and_a_recovery_is_one_with_all_parts(
     assert done["parts"]["fork"] > 1000 and done["seconds"] - lines[-2]["data"]["seconds"] == pytest.approx(2, abs=0.01)
 
 
-@pytest.mark.parametrize(("loss", "times"), [(1.0, 1), (1.5, 2)])
+def test_a_file_that_cannot_be_searched_holds_nothing_and_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Emitter(tmp_path / "events.jsonl") as emitter:
+        (tmp_path / "events.jsonl").write_text('{"phase": "STEP", "event": "metrics", "data": [1]}\n{"data"\n')
+        assert not emitter.holds("STEP", "metrics", since=("TRAINING", "start"), step=1)
+        with (tmp_path / "events.jsonl").open("a") as file:
+            file.write('{"phase": "STEP", "event": "metrics", "data": {"step": 1, "loss": "NaN", "lr": 0.1}}\n')
+        assert emitter.holds("STEP", "metrics", since=("TRAINING", "start"), step=1, loss=float("nan"))
+        with (tmp_path / "events.jsonl").open("a") as file:
+            file.write('{"phase": "TRAINING", "event": "start", "data": {"step": 0}}\n')
+        assert not emitter.holds("STEP", "metrics", since=("TRAINING", "start"), step=1), "it is made again"
+
+        def refuse(*_: object) -> bytes:
+            raise OSError(116, "Stale file handle")
+
+        monkeypatch.setattr(os, "pread", refuse)
+        assert not emitter.holds("TRAINING", "start", since=("PROJECT", "start"), step=0)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("loss", "times"), [(1.0, 1), (1.5, 2), (float("nan"), 1)])
 def test_a_step_that_the_lost_group_has_told_is_not_told_again(loss: float, times: int, tmp_path: Path) -> None:
     """With another loss it is a step that was made again, after a rollback."""
     reading = Reading(tokens_per_s=1.0, step_s=1.0)
@@ -118,7 +141,7 @@ def test_a_step_that_the_lost_group_has_told_is_not_told_again(loss: float, time
     with Emitter(tmp_path / "events.jsonl") as lost, Emitter(tmp_path / "events.jsonl") as left:
         logs = [RunLog(rank(0, local=0), emitter) for emitter in (lost, left)]
         logs[1].lead(False)
-        for log, own, step_s in ((logs[0], loss, 1.0), (logs[1], 1.0, 2.0)):
+        for log, own, step_s in ((logs[0], loss, 1.0), (logs[1], loss if math.isnan(loss) else 1.0, 2.0)):
             log.step_metrics(step=2, loss=own, reading=replace(reading, step_s=step_s), **metrics)
         logs[1].lead(True)
     told = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]

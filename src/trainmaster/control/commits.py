@@ -140,20 +140,26 @@ class Reads:
         try:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
-                rows: dict[str, Found] = {}
-                wrong: Exception | None = None
-                try:
-                    rows = await asyncio.to_thread(attempts.find_last, db, [job_id for job_id, _ in batch])
-                except Exception as error:
-                    wrong = error
+                rows = await asyncio.to_thread(_find, db, [job_id for job_id, _ in batch])
                 for job_id, found in batch:
                     if found.done():
                         continue  # its job's task was cut off meanwhile
-                    if wrong is not None:
-                        found.set_exception(wrong)
+                    row = rows.get(job_id, (None, None))
+                    if isinstance(row, Exception):
+                        found.set_exception(row)
                     else:
-                        found.set_result(rows.get(job_id, (None, None)))
+                        found.set_result(row)
         finally:  # where this task itself is cut off, nobody else reads these
             for _, found in [*batch, *self._waiting]:
                 found.cancel()
             self._waiting = []
+
+
+def _find(db: Database, job_ids: list[str]) -> dict[str, Found | Exception]:
+    """These jobs in one query. Where a row cannot be read, each in its own: the error is that job's alone."""
+    try:
+        return dict(attempts.find_last(db, job_ids))
+    except Exception as error:
+        if is_unavailable(error) or len(job_ids) == 1:
+            return dict.fromkeys(job_ids, error)
+    return {job_id: row for one in job_ids for job_id, row in _find(db, [one]).items()}

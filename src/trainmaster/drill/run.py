@@ -164,8 +164,8 @@ class CommandDrill:
         done = self._attempt("struck", str(strike), strike=strike, steps=steps, total=base + steps)
         within = tuple(r for r in self._take(before, done, timeline, then=str(strike)) if r.strike == str(strike))
         died_at = within[0].done if within else timeline.done if done.lives else None
-        self._unanswered = None if within else len(self._struck)  # a launcher may have started it again itself
         self._struck.append(Struck(strike=strike, reached=done.struck, died_at=died_at, resumes=within))
+        self._unanswered = None if within else len(self._struck) - 1  # a launcher may have started it again itself
         return done.struck
 
     def _branch(self, strike: Strike, timeline: Timeline, shape: Shape, *, own_mounts: bool = True) -> None:

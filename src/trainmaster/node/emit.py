@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from trainmaster.core.compat import UTC
 from trainmaster.core.event_catalog import CHECK_VARIABLE, list_faults
-from trainmaster.core.events import Event, render
+from trainmaster.core.events import Event, clean_value, render
 
 Fsync = Literal["always", "marks", "never"]
 FILE_LIMIT = 4 << 30  # bytes of an event file; the server keeps no more of a job either (control/quotas.py)
@@ -81,14 +81,25 @@ class Emitter:
             os.fsync(self._fd)
         return written
 
-    def holds(self, phase: str, event: str, **values: Any) -> bool:
-        """Whether one of the last lines is this event with these values, whoever wrote it."""
-        size = os.fstat(self._fd).st_size
-        start = max(0, size - _RECENT)
-        for line in os.pread(self._fd, size - start, start).split(b"\n"):
-            with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+    def holds(self, phase: str, event: str, *, since: tuple[str, str], **values: Any) -> bool:
+        """Whether one of the last lines, after the last event `since`, is this event with these values, whoever wrote
+        it. A file that cannot be read holds nothing: an event told twice is better than a run that ends."""
+        wanted = clean_value(values).items()
+        try:
+            with self._mutex:
+                if self._guard:
+                    self._follow_file()
+                size = os.fstat(self._fd).st_size
+                start = max(0, size - _RECENT)
+                lines = os.pread(self._fd, size - start, start).split(b"\n")
+        except OSError:
+            return False
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 item = json.loads(line)
-                if (item["phase"], item["event"]) == (phase, event) and values.items() <= item["data"].items():
+                if (item["phase"], item["event"]) == since:
+                    return False
+                if (item["phase"], item["event"]) == (phase, event) and wanted <= item["data"].items():
                     return True
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -123,7 +124,7 @@ def find_differences(specs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Spec
         values: dict[str, list[str]] = {}
         for job in specs:
             values.setdefault(texts.get(job, ABSENT), []).append(job)
-        if len(values) < 2:  # long texts that begin alike
+        if len(values) < 2:  # one that is absent, and one that reads like it
             same += 1
             continue
         ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -194,7 +195,10 @@ def _is_stated(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else _to_text(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if len(text) <= _LONGEST:
+        return text
+    # Two that begin alike are two values: what is cut off stands for itself by a few digits of its digest.
+    return f"{text[: _LONGEST - 9]}… {hashlib.sha256(text.encode(errors='replace')).hexdigest()[:7]}"
 
 
 def _run(

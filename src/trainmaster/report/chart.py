@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -59,6 +59,7 @@ def render(
 ) -> Markup:
     """The chart as one `<figure>`, or an empty string where there is nothing to draw. `zero` puts 0 on the y axis."""
     axis = x_axis or Axis()
+    lines = [replace(line, points=[(x, _bound(y)) for x, y in line.points]) for line in lines]
     values = [(x, y) for line in lines for x, y in line.points if y is not None]
     if not values:
         return Markup()
@@ -105,6 +106,11 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
 
 
 _SIDE = 1000  # of the box that lines are drawn in
+_LARGEST = 1e300  # drawn: beyond it a difference of two numbers is none
+
+
+def _bound(y: float | None) -> float | None:
+    return None if y is None else max(-_LARGEST, min(_LARGEST, y))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ _ASCII = str.maketrans({"×": "x", "→": "to", "–": "-", "…": "..."})
 
 _RESULTS = ("STEP", "EVAL_MODEL", "TRAINING")  # phases whose events are of the run and not of one group's process
 
+_BEGAN = ("TRAINING", "start")  # what was told before it may be told again: its steps are made again
+
 
 class RunLog:
     """Events, lines and tracker metrics of one rank."""
@@ -45,7 +47,7 @@ class RunLog:
         unsaid, self._unsaid, self._leads = self._unsaid, [], leads
         for phase, event, epoch, data in unsaid if leads else ():
             same = {name: data[name] for name in ("step", "loss") if name in data}  # times are each group's own
-            if not (same and self._emitter is not None and self._emitter.holds(phase, event, **same)):
+            if not (same and self._emitter is not None and self._emitter.holds(phase, event, since=_BEGAN, **same)):
                 self._emit(phase, event, epoch=epoch, **data)
 
     def close(self) -> None:

@@ -390,8 +390,9 @@ def _on_audit(event: str, arguments: Any) -> None:
 
 
 def _on_end() -> None:
-    """The last save of a run: no step follows that would tell that it is whole."""
-    if _witness is not None and _witness.pid == os.getpid() and _witness.written is not None:
+    """The last save of a run: no step follows that would tell that it is whole. After an error it may be half."""
+    failed = hasattr(sys, "last_type")
+    if _witness is not None and _witness.pid == os.getpid() and _witness.written is not None and not failed:
         _note_save(_witness, _witness.written, _rank()[0])
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 _FLAG = re.compile(r"(--?[A-Za-z_][^=\s]{0,77})(?:=(.*))?", re.DOTALL)
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]{0,77})=(.*)", re.DOTALL)  # as Hydra and OmegaConf take them
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
+_SCRIPT = 4096  # characters of a script that are split: 200 runs are compared while somebody waits
 ALONE = "given"  # value of a flag that has none
 
 
@@ -43,6 +44,8 @@ def name_arguments(words: Sequence[str]) -> dict[str, str]:
 def _open_shell(words: Sequence[str]) -> list[str]:
     """The words of `bash -c "…"` with those of its script; as they are where the script cannot be split."""
     if len(words) < 3 or not _SHELL.fullmatch(words[0]) or not re.fullmatch(r"-[a-z]*c", words[1]):
+        return list(words)
+    if len(words[2]) > _SCRIPT:
         return list(words)
     try:
         return [*words[:2], *shlex.split(words[2]), *words[3:]]

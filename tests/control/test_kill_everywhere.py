@@ -56,7 +56,17 @@ def test_control_planes_killed_everywhere_tell_the_same_as_undisturbed(
 def test_killed_once_at_a_place_drawn_by_lot(
     request: pytest.FixtureRequest, warm: Warm, tmp_path: Path, undisturbed: Told, kind: str
 ) -> None:
-    """`make chaos-control` does this for every place, on both databases."""
-    place = random.Random(f"5 {kind}").choice(number(undisturbed.places))
-    told = Case(warm, tmp_path, fresh(request, kind, tmp_path)).killed_at(place)
-    assert (told.deaths, told.ledger) == (1, undisturbed.ledger), place
+    """`make chaos-control` does this for every place, on both databases.
+
+    How many transactions the lines of a job take is chance: a place that was not reached is no kill, and another is
+    drawn. What such a run tells is compared as well.
+    """
+    places = number(undisturbed.places)
+    for place in random.Random(f"5 {kind}").sample(places, 4):
+        (home := tmp_path / str(places.index(place))).mkdir()
+        told = Case(warm, home, fresh(request, kind, home)).killed_at(place)
+        assert told.ledger == undisturbed.ledger, place
+        if told.deaths == 1:
+            return
+        assert told.deaths == 0 and place.startswith("commit lines"), place
+    pytest.fail("none of four places was reached")

@@ -116,7 +116,7 @@ def test_interrupted_in_its_first_run_it_leaves_a_report_and_no_process(number: 
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not (tmp_path / "proof/reference/work/begun").exists():
+    while not (tmp_path / "proof" / "reference" / "work" / "begun").exists():
         assert drill.poll() is None, drill.communicate()
         time.sleep(0.02)
     drill.send_signal(number)

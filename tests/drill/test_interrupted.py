@@ -122,7 +122,7 @@ def test_interrupted_in_its_first_run_it_leaves_a_report_and_no_process(number: 
     drill.send_signal(number)
     told, errors = drill.communicate()
     assert drill.returncode == 130, errors
-    assert "interrupted: nothing was struck" in told and str(tmp_path / "proof") in "".join(errors.split())
+    assert "interrupted: no strike was run to its end" in told and str(tmp_path / "proof") in "".join(errors.split())
     document = json.loads((tmp_path / "proof/drill.json").read_text())
     assert (document["overall"], document["interrupted"]) == ("INCOMPLETE", True)
     mark = str(tmp_path).encode()

@@ -25,8 +25,8 @@ def unfit(reference: Attempt, folder: Path) -> Finding | None:
     """Why the program cannot be drilled, as its first undisturbed run shows."""
     if not reference.lives and set(reference.codes) == {0}:
         return error(
-            "the program ended with 0, and the witness saw no optimizer step: it may have found checkpoints of an "
-            "earlier run in its folder, and had nothing left to do",
+            "the program ended with 0, and the witness saw no optimizer step: it has no optimizer of torch, or it "
+            "found checkpoints of an earlier run in its folder and had nothing left to do",
             action=f"drill a folder without old checkpoints, or let it train for more steps; else {_UNSEEN}",
         )
     if not reference.lives:

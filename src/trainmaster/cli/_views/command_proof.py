@@ -171,7 +171,8 @@ def _cells(number: str, one: Struck) -> tuple[str, ...]:
 def _sentence(proof: Proof) -> str:
     cut = "interrupted: " if proof.interrupted else ""
     if not proof.struck:
-        return f"{cut}nothing was struck, in {proof.took_s:.0f} s"
+        none = "no strike was run to its end" if cut else "nothing was struck"
+        return f"{cut}{none}, in {proof.took_s:.0f} s"
     tally = proof.tally
     apart = f", {many} left out" if (many := tally.skipped + len(proof.left_out)) else ""
     done = f"{cut}{tally.done} of {tally.planned} strikes{apart}"

@@ -81,3 +81,9 @@ def test_a_difference_behind_what_is_shown_is_a_difference() -> None:
 
 def test_a_long_script_is_not_split() -> None:
     assert len(name_arguments(["bash", "-c", "echo --lr 1; " * 1000])) <= 3
+
+
+def test_of_thousands_of_flags_the_whole_command_is_shown() -> None:
+    specs = {run: {"command": ["a", *(f"--f{run}_{n}=1" for n in range(5000))]} for run in ("1", "2")}
+    ((part,), _) = find_differences(specs)
+    assert part.field == "command" and len(part.values) == 2

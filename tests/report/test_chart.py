@@ -46,7 +46,7 @@ def test_a_line_has_the_same_shape_at_any_scale(scale: float) -> None:
     )
 
 
-@pytest.mark.parametrize("high", [1e305, 2e305, 1.7e308])
+@pytest.mark.parametrize("high", [5e-324, 2e-323, 1e-300, 1e305, 2e305, 1.7e308])
 def test_numbers_at_the_end_of_what_a_float_holds_are_drawn(high: float) -> None:
     for low in (0.0, -high):
         drawn = heights(draw([Line(name="loss", points=[(1.0, low), (2.0, high)])]))

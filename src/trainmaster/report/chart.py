@@ -95,6 +95,8 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     """Round numbers (1, 2 or 5 times a power of ten) from low to high, at most `most` of them."""
     if not high > low:
         return [low]
+    if high - low < 1e-300:  # no power of ten lies between them
+        return [low, high]
     raw = (high - low) / max(1, most - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     for factor in (1.0, 2.0, 5.0, 10.0, 20.0):

@@ -11,6 +11,7 @@ _FLAG = re.compile(r"(--?[A-Za-z_][^=\s]{0,77})(?:=(.*))?", re.DOTALL)
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]{0,77})=(.*)", re.DOTALL)  # as Hydra and OmegaConf take them
 _SHELL = re.compile(r"(?:.*/)?(?:ba|da|z)?sh")
 _SCRIPT = 4096  # characters of a script that are split: 200 runs are compared while somebody waits
+_MOST = 300  # arguments that are compared one by one; of more the whole command is shown
 ALONE = "given"  # value of a flag that has none
 
 
@@ -54,9 +55,12 @@ def _open_shell(words: Sequence[str]) -> list[str]:
 
 
 def find_different(commands: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """By argument, of those that differ: its value in each run that has it. Empty where only the spelling differs."""
+    """By argument, of those that differ: its value in each run that has it. Empty where only the spelling differs, or
+    where there are too many."""
     by_run = {run: name_arguments(words) for run, words in commands.items()}
     names = dict.fromkeys(name for arguments in by_run.values() for name in arguments)
+    if len(names) > _MOST:
+        return {}
     listed = {name: {run: own[name] for run, own in by_run.items() if name in own} for name in names}
     return {
         name: values for name, values in listed.items() if len(values) < len(by_run) or len(set(values.values())) > 1

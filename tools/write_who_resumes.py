@@ -60,7 +60,7 @@ def _verdict(run: dict[str, Any], claim: str) -> str:
 
 
 def _about(run: dict[str, Any]) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if name != "python")
     reached = [one["name"] for one in run["strikes"] if one["reached"]]
     lines = [
         f"## {run['trainer']}, {run['kind']}: {run['overall']}",

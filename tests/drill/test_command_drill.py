@@ -93,13 +93,16 @@ def read_or_nothing(path: Path) -> bytes:
         (("--command", "train.yaml"), "train.yaml:1: name: missing"),
         (("job.yaml", "resources.nodes=2"), "a drill runs on this machine"),
         ((), "drill -- python train.py"),
+        (("torchrun", "--nproc-per-node", "2", "train.py"), "put -- before the command: trainmaster drill -- torchrun"),
+        (("python3", "-m", "train"), "-m is no option of drill"),
+        (("train.yaml", "--kils", "3"), "did you mean --kills?"),
         (("job.yaml", "--link", "data"), "no such entry"),
     ],
 )
 def test_wrong_usage_starts_nothing(programs: ForkServer, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     (tmp_path / "job.yaml").write_text("name: mine\ncommand: [python3, train.py]\n")
     (tmp_path / "train.yaml").write_text("device: cpu\nsteps: 20\n")
-    done = programs.run("trainmaster", "drill", *words, env=os.environ, cwd=tmp_path)
+    done = programs.run("trainmaster", "drill", *words, env={**os.environ, "COLUMNS": "400"}, cwd=tmp_path)
     assert done.returncode == 2, (done.stdout, done.stderr)
     assert says in " ".join(done.stderr.split())
 

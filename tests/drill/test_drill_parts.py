@@ -103,6 +103,7 @@ def test_what_a_program_has_no_place_for_is_left_out() -> None:
     alone = replace(SHAPE, world=1, launcher=False, fewer=None)
     names = {strike.name for strike in plan.make(alone, wanted=plan.STRIKES, seed=0)}
     assert set(plan.STRIKES) - names == {"all", "launcher", "ranks"} == set(plan.left_out(alone))
+    assert [strike.name for strike in plan.make(alone, wanted=["all"], seed=0)] == ["one"], "never none at all"
 
 
 def test_damage_alone_needs_a_run_that_was_killed() -> None:

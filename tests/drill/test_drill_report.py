@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,16 @@ import pytest
 from trainmaster import __version__
 from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.cli.training import _command_drill
-from trainmaster.core.results import Verdict
+from trainmaster.cli.training import drill as drill_verb
+from trainmaster.core.errors import UsageError
+from trainmaster.core.results import CheckResult, Overall, Verdict, fail
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import plan, verdict, witness_log
+from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.plan import Strike
 from trainmaster.drill.record import Setup, Struck
+from trainmaster.drill.run import CommandDrill
 
 from .test_drill_parts import lines_of, proof_of
 
@@ -55,7 +60,7 @@ def test_versions_are_those_that_the_program_itself_has_loaded(tmp_path: Path, m
     assert witness_log.read_versions(tmp_path) == found
 
 
-def test_every_line_counts_the_strikes_in_one_way() -> None:
+def test_every_line_counts_the_strikes_in_one_way(capsys: pytest.CaptureFixture[str]) -> None:
     """Two kills of one strike were two in the last line and one in the claim; one that was left out was not reached."""
     proof = proof_of(lines_of(11, 40))
     (one,) = proof.struck
@@ -71,12 +76,19 @@ def test_every_line_counts_the_strikes_in_one_way() -> None:
     finding = verdict._strikes(struck, strikes)
     report = command_proof.report(proof)
     assert (finding.verdict, finding.reason) == (Verdict.PASS, "3 strikes, each where it was planned")
-    assert report.sentence == "3 of 3 strikes, 3 left out, 2 attempts, in 3 s"
+    assert report.sentence == "3 of 3 strikes run, 3 left out, 2 attempts, in 3 s"
+    assert report.left_out == ["all (one rank)", "ranks (one rank)", "missing (one file)"]
+    assert report.document["left_out"] == {"all": "one rank", "ranks": "one rank", "missing": "one file"}
+    assert "Left out: missing (one file)." in report.setting
+    drill_report.show(report)
+    assert "left out: all (one rank); ranks (one rank); missing (one file)" in capsys.readouterr().out
+    assert len({row[1] for row in report.rows}) == len(report.rows), "a row stood there twice"
+    assert report.rows[2][1] == "the second SIGKILL of strike 2"
     assert [row[0] for row in report.rows] == ["1", "2", "2", "", "3"]
     assert report.document["counts"] == {"planned": 3, "done": 3, "left_out": 3}
     half = (*struck[:2], replace(struck[2], reached=False), *struck[3:])
     assert verdict._strikes(half, strikes).verdict is Verdict.ERROR, "the second kill did not happen"
-    assert command_proof.report(replace(proof, struck=half)).sentence.startswith("2 of 3 strikes, 3 left out")
+    assert command_proof.report(replace(proof, struck=half)).sentence.startswith("2 of 3 strikes run, 3 left out")
 
 
 @pytest.mark.parametrize(("names", "words"), [(("one",), "1 strike,"), (("flipped",), "up to 2 strikes,")])
@@ -85,3 +97,85 @@ def test_the_plan_counts_the_kill_that_a_copy_needs(
 ) -> None:
     _command_drill.show_plan(Setup(spec=JobSpec(name="x", command=("true",)), strikes=names))
     assert f"then {words}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_lost_optimizer_sends_nobody_to_his_data_where_no_loader_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two undisturbed runs were bit-equal, and the report said that the weights were not repeatable."""
+    made = verdict.make_ground
+    monkeypatch.setattr(verdict, "make_ground", lambda *runs: replace(made(*runs), source=None))
+    second = [replace(one, state=None if at == 0 else one.state, weights=f"x{at}" if at else one.weights)
+              for at, one in enumerate(lines_of(11, 40))]  # fmt: skip
+    found = {result.check: result.findings[0] for result in proof_of(second).results}
+    assert found["optimizer"].verdict is Verdict.FAIL
+    assert found["data"].action == found["buffers"].action == "mend first what failed"
+
+
+def test_the_last_line_tells_a_right_resume_from_a_damaged_disk() -> None:
+    """It read `FAIL  12 of 12 strikes`, as if all of them had failed."""
+    right = proof_of(lines_of(11, 40))
+    right = replace(right, results=tuple(one for one in right.results if one.verdict is not Verdict.ERROR))
+    bad = [CheckResult(check=name, findings=(fail("x", action="y"),), took_s=0.0) for name in ("flipped", "power")]
+    proof = replace(right, results=(*right.results, *bad))
+    words = (
+        "it resumes right, but is not safe against a damaged or failing disk: 2 claims fail (a flipped bit; a power "
+    )
+    assert proof.overall is Overall.FAIL
+    assert command_proof.report(proof).sentence.startswith(f"{words}cut). 1 of 1 strikes run, 2 left out")
+    bad = [CheckResult(check="optimizer", findings=(fail("x", action="y"),), took_s=0.0), *bad[:1]]
+    proof = replace(proof, results=(*(one for one in right.results if one.check != "optimizer"), *bad))
+    assert command_proof.report(proof).sentence.startswith("2 claims fail (optimizer state; a flipped bit). 1 of 1")
+    assert command_proof.report(replace(proof, results=right.results)).sentence.startswith("1 of 1 strikes run")
+
+
+def test_a_start_that_is_judged_by_another_claim_is_not_counted_as_one_that_needed_no_help() -> None:
+    proof = proof_of(lines_of(11, 40))
+    (one,) = proof.struck
+    dead = replace(proof.attempts[1], lives=(), codes=(1,))
+    power = Struck(strike=Strike(name="power", after=0), reached=True, died_at=12, branch=dead)
+    flipped = replace(one, strike=Strike(name="flipped", after=0), branch=proof.attempts[1])
+    found = verdict._restarts(proof.attempts, [one, power, flipped])
+    assert (found.verdict, found.reason) == (
+        Verdict.PASS,
+        "1 starts with the checkpoints as they were saved, none needed help; judged below, each by its own claim: "
+        "2 after damage, strikes at the disk or with fewer ranks, of which 1 did not go on (a power cut right after a "
+        "save)",
+    )
+
+
+def test_an_option_of_drill_behind_the_dashes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "rank 0 of 1 exited with 2: train.py: error: unrecognized arguments: --strike list"
+
+    def fails(_drill: CommandDrill) -> None:
+        raise DrillFailed(said)
+
+    monkeypatch.setattr(CommandDrill, "run", fails)
+    setup = Setup(spec=JobSpec(name="x", command=("python3", "train.py", "--strike", "list", "--seed", "3")))
+    with pytest.raises(DrillFailed, match=r"; --strike went to the program: options of drill stand before --$"):
+        _command_drill.run(setup, tmp_path, lambda *_: None)
+    said = "rank 0 of 1 exited with 1: ValueError: --seed must be odd"
+    with pytest.raises(DrillFailed, match=r"must be odd$"):
+        _command_drill.run(setup, tmp_path, lambda *_: None)
+
+
+def test_a_folder_of_a_drill_that_failed_undisturbed_is_used_again(tmp_path: Path) -> None:
+    """Nothing was proved in it; it was refused as not empty."""
+    out = tmp_path / "proof"
+    for name in ("witness", "reference/attempt-1"):
+        (out / name).mkdir(parents=True)
+    (out / "witness" / "trainmaster_witness.py").touch()
+    drill_verb._refuse_full(out)
+    with drill_verb._folder(out) as folder:
+        assert list(folder.iterdir()) == []
+    for name in ("reference", "struck", "notes.txt"):
+        (out / "witness").mkdir(exist_ok=True)
+        (out / "witness" / "trainmaster_witness.py").touch()
+        (out / name).mkdir()
+        if name != "reference":
+            with pytest.raises(UsageError, match="not empty; name a new folder, or remove it"):
+                drill_verb._refuse_full(out)
+            with drill_verb._folder(out) as folder:
+                assert (folder / name).exists()
+            (out / name).rmdir()
+    shutil.rmtree(out / "witness")
+    with pytest.raises(UsageError, match="not empty"):
+        drill_verb._refuse_full(out)

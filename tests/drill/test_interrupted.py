@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.cli.main import build
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.spec import JobSpec
+from trainmaster.drill import attempt as drill_attempt
 from trainmaster.drill.record import Attempt, Interrupted, Proof, References, Setup
 from trainmaster.drill.run import CommandDrill
+from trainmaster.drill.starts import Starts
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 from .test_judge import life, line
@@ -31,7 +34,7 @@ def interrupt_at(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, 
     setup = Setup(spec=JobSpec(name="x", command=("true",)), strikes=("after-save", "one", "truncated", "term"))
     drill, begun = CommandDrill(setup, folder), list[str]()
 
-    def start(_self: CommandDrill, _run: str, label: str, **_: object) -> Attempt:
+    def start(_self: Starts, _run: str, label: str, **_: object) -> Attempt:
         begun.append(label)
         if len(begun) == number:
             raise KeyboardInterrupt
@@ -40,7 +43,7 @@ def interrupt_at(number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, 
         done = attempt(codes=(-9,), struck=True, begun=100.0 * len(begun))
         return replace(done, lives=(life(*lines, saves=[5] if first == 0 else []),))
 
-    monkeypatch.setattr(CommandDrill, "_attempt", start)
+    monkeypatch.setattr(Starts, "start", start)
     with pytest.raises(Interrupted) as raised:
         drill.run(REFERENCES)
     assert raised.value.proof.interrupted
@@ -77,6 +80,27 @@ def test_before_any_resume_nothing_is_known(tmp_path: Path, monkeypatch: pytest.
     assert {one.reason for name, one in found.items() if one.verdict is Verdict.ERROR and name != "strikes"} == {
         "not run: the drill was interrupted"
     }
+
+
+def test_claims_that_were_not_judged_are_one_line_and_a_table_without_rows_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = command_proof.report(interrupt_at(2, tmp_path, monkeypatch))
+    unjudged = [claim for claim, finding in report.claims if finding.reason == "not run: the drill was interrupted"]
+    assert report.rows == [] and len(unjudged) > 5
+    drill_report.show(report)
+    shown = capsys.readouterr().out
+    page = drill_report.render_html(report).partition("<main>")[2]
+    for text in (shown, drill_report.markdown(report), page):
+        assert "resumed from" not in text and "Kills" not in text
+        assert text.count("the drill was interrupted") == 1
+        (line,) = [line for line in text.split("<tr>" if text == page else "\n") if "not judged" in line]
+        assert "; ".join(unjudged) in line and drill_attempt.AGAIN in line
+    assert drill_report.junit(report).count("<error") > len(unjudged), "each is a case of its own"
+    seen = command_proof.report(interrupt_at(3, tmp_path / "seen", monkeypatch))
+    drill_report.show(seen)
+    assert "resumed from" in capsys.readouterr().out
+    assert "resumed from" in drill_report.markdown(seen) and "Kills" in drill_report.render_html(seen)
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -187,6 +187,15 @@ def test_a_random_state_that_moves_no_weight_is_told_and_not_failed() -> None:
     assert "torch differs, without effect" in finding.reason
 
 
+def test_a_run_struck_again_in_its_first_step_fails_no_random_state_that_others_show_to_be_of_no_effect() -> None:
+    after = lines_from(10, random={"torch": "x"})
+    whole, short = resumes(*after), resumes(after[0])
+    moved = resumes(*lines_from(10, random={"torch": "x"}, weights="y"))
+    assert judge.random_state([*short, *whole], GROUND).verdict is Verdict.PASS
+    assert judge.random_state([*short, *moved], GROUND).verdict is Verdict.FAIL
+    assert judge.random_state(short, GROUND).verdict is Verdict.FAIL  # nothing tells that it is of no effect
+
+
 def test_generators_that_nobody_seeds_are_not_judged() -> None:
     ground = replace(GROUND, random=frozenset())
     assert judge.random_state(resumes(*lines_from(10, random={})), ground).verdict is Verdict.SKIP
@@ -196,7 +205,13 @@ def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
     ground = replace(GROUND, source=None)
     assert judge.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
     other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
-    assert judge.data(resumes(*other), ground).verdict is Verdict.ERROR
+    found = judge.data(resumes(*other), ground)
+    assert (found.verdict, "the weights after SIGKILL are others" in found.reason) == (Verdict.ERROR, True)
+    assert "drill.sample(ids)" in (found.action or "")
+    follows = judge.data(resumes(*other), ground, failed=True)
+    assert (follows.verdict, follows.action) == (Verdict.ERROR, "mend first what failed")
+    unsure = judge.data(resumes(*other), replace(ground, repeatable=False), failed=True)
+    assert "not repeatable enough" in unsure.reason
 
 
 @pytest.mark.parametrize(

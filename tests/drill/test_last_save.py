@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from trainmaster.core.spec import JobSpec
+from trainmaster.drill.copies import Copies
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Strike
 from trainmaster.drill.record import Attempt, Setup
-from trainmaster.drill.run import CommandDrill
+from trainmaster.drill.starts import Starts
 
 from .test_drill_parts import SHAPE, attempt
 from .test_judge import REFERENCE, line
@@ -23,17 +24,16 @@ def test_a_run_that_is_killed_in_its_last_save_is_started_again(
 ) -> None:
     """It had done every step, was taken to be over, and its resume was never seen."""
     (tmp_path / "struck").mkdir()
-    drill = CommandDrill(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path)
+    starts = Starts(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path, struck_since=0.0)
     hit = attempt(*REFERENCE.values(), codes=(code,), struck=True)
     begun: list[str] = []
 
-    def start(_self: CommandDrill, _run: str, label: str, **_: object) -> Attempt:
+    def start(_self: Starts, _run: str, label: str, **_: object) -> Attempt:
         begun.append(label)
         return hit if len(begun) == 1 else attempt(line(36, at=50.0), codes=(-9,))
 
-    monkeypatch.setattr(CommandDrill, "_attempt", start)
+    monkeypatch.setattr(Starts, "start", start)
     timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
-    drill._branch(Strike(name="saving", after=0), timeline, replace(SHAPE, world=1))
+    one = Copies(starts, replace(SHAPE, world=1), tmp_path).strike(Strike(name="saving", after=0), timeline)
     assert len(begun) == labels, begun
-    (one,) = drill._struck
     assert bool(one.resumes) == (labels == 2)

@@ -11,10 +11,11 @@ import pytest
 from trainmaster.core.results import Verdict
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import folders, plan, verdict
+from trainmaster.drill.copies import Copies
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Strike
 from trainmaster.drill.record import Attempt, Setup, Struck
-from trainmaster.drill.run import CommandDrill
+from trainmaster.drill.starts import Starts
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 from .test_judge import GROUND, REFERENCE, life, lines_from, resumes
@@ -35,8 +36,7 @@ def test_one_more_save_is_done_and_the_next_one_not_begun(newest: int, after: in
 def test_nothing_is_damaged_before_a_second_checkpoint_was_saved(
     kind: str, keeps_two: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drill = CommandDrill(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path)
-    drill._attempts.append(attempt(begun=0.0))
+    starts = Starts(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path, struck_since=0.0)
     saved = tmp_path / "struck/checkpoints/step-5.pt"
     saved.parent.mkdir(parents=True)
     saved.write_bytes(b"x" * 1000)
@@ -46,7 +46,7 @@ def test_nothing_is_damaged_before_a_second_checkpoint_was_saved(
     timeline.add("the start", [life(*lines_of(1, 8), saves=[5])])
     begun: list[tuple[str, object]] = []
 
-    def start(_self: CommandDrill, run: str, label: str, **more: object) -> Attempt:
+    def start(_self: Starts, run: str, label: str, **more: object) -> Attempt:
         begun.append((label, more["steps"]))
         if label.startswith("resume after"):
             return attempt(*lines_from(5), codes=(-9,))
@@ -56,9 +56,8 @@ def test_nothing_is_damaged_before_a_second_checkpoint_was_saved(
         (folder / "step-10.pt").write_bytes(b"y" * 1000)
         return replace(attempt(codes=(-9,), struck=True), lives=(life(*lines_of(6, 15), saves=[5]),))
 
-    monkeypatch.setattr(CommandDrill, "_attempt", start)
-    drill._branch(Strike(name=kind, after=0), timeline, replace(SHAPE, world=1))
-    (one,) = drill._struck
+    monkeypatch.setattr(Starts, "start", start)
+    one = Copies(starts, replace(SHAPE, world=1), tmp_path).strike(Strike(name=kind, after=0), timeline)
     assert begun[0] == (f"one more save, for: {plan.STRIKES[kind]}", 10)
     if kind == "missing" and not keeps_two:
         assert one.skipped and len(begun) == 1
@@ -72,15 +71,13 @@ def test_without_a_second_checkpoint_nothing_is_known(
     newest: int, struck: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No save is left, or the program ended before it: INCOMPLETE, and no word on the program."""
-    drill = CommandDrill(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path)
-    drill._attempts.append(attempt(begun=0.0))
+    starts = Starts(Setup(spec=JobSpec(name="x", command=("true",))), tmp_path, struck_since=0.0)
     (tmp_path / "struck/checkpoints").mkdir(parents=True)
     (tmp_path / "struck/checkpoints/last.pt").write_bytes(b"x" * 1000)
-    monkeypatch.setattr(CommandDrill, "_attempt", lambda *_, **__: attempt(*lines_from(newest), struck=struck))
+    monkeypatch.setattr(Starts, "start", lambda *_, **__: attempt(*lines_from(newest), struck=struck))
     timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
     timeline.add("the start", [life(*lines_of(1, newest + 1), saves=[newest])])
-    drill._branch(Strike(name="truncated", after=0), timeline, replace(SHAPE, world=1))
-    (one,) = drill._struck
+    one = Copies(starts, replace(SHAPE, world=1), tmp_path).strike(Strike(name="truncated", after=0), timeline)
     finding = verdict.damage(one, GROUND)
     assert (one.reached, finding.verdict) == (False, Verdict.ERROR)
     assert "with an older one beside it" in finding.reason and "two saves" in (finding.action or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,12 +18,13 @@ import pytest
 
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.spec import JobSpec
-from trainmaster.drill import mounts, plan, storage, storage_verdict
+from trainmaster.drill import mounts, outside, plan, storage, storage_verdict
+from trainmaster.drill.copies import Copies
 from trainmaster.drill.folders import Checkpoint
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.record import Attempt, Setup, Storage, Struck
-from trainmaster.drill.run import CommandDrill
+from trainmaster.drill.starts import Starts
 from trainmaster.drill.witness_log import FOLDER_VARIABLE, STRIKE_VARIABLE
 
 from . import matrix, recipes
@@ -263,14 +265,14 @@ def test_a_log_in_the_checkpoint_folder_is_no_save(is_mount: bool, tmp_path: Pat
 def test_a_file_that_is_written_over_in_place_meets_a_limit_where_a_full_disk_had_its_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drill = CommandDrill(Setup(spec=JobSpec(name="x", command=("true",)), own_mounts=True), tmp_path)
-    drill._attempts.append(attempt(begun=0.0))
+    setup = Setup(spec=JobSpec(name="x", command=("true",)), own_mounts=True)
+    starts = Starts(setup, tmp_path, struck_since=0.0)
     kept = tmp_path / "struck/checkpoints/last.pt"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(b"a" * 40_000)
     rooms: list[int] = []
 
-    def start(_self: CommandDrill, run: str, label: str, **more: Any) -> Attempt:
+    def start(_self: Starts, run: str, label: str, **more: Any) -> Attempt:
         done = replace(attempt(struck=True, codes=(1,)), folder=str(tmp_path / run / f"attempt-{len(rooms)}"))
         if label.startswith("resume after"):
             return done
@@ -284,17 +286,33 @@ def test_a_file_that_is_written_over_in_place_meets_a_limit_where_a_full_disk_ha
     def small_disk(_folder: Path, _room: int) -> Iterator[bool]:
         yield True
 
-    monkeypatch.setattr(CommandDrill, "_attempt", start)
+    monkeypatch.setattr(Starts, "start", start)
     monkeypatch.setattr(mounts, "enter", lambda: True)
     monkeypatch.setattr(mounts, "small_disk", small_disk)
     timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
     timeline.add("the start", [life(*lines_of(1, 8), saves=[5])])
-    drill._branch(Strike(name="full", after=0), timeline, replace(SHAPE, world=1))
-    (one,) = drill._struck
+    one = Copies(starts, replace(SHAPE, world=1), tmp_path).strike(Strike(name="full", after=0), timeline)
     assert rooms == [0, 20_000]
     assert one.storage is not None and one.storage.through == () and "EFBIG in place of ENOSPC" in one.storage.way
     assert storage_verdict.judge(one, []).verdict is Verdict.FAIL, "the last good checkpoint was written over"
     assert not (tmp_path / "struck-full/checkpoints").exists()
+
+
+@pytest.mark.parametrize(("began_s", "ended"), [(0.001, False), (1.0, True)], ids=["the struck one", "started again"])
+def test_a_process_whose_first_step_is_in_the_tick_of_its_strike_was_not_started_again(
+    began_s: float, ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of a file is that of the kernel's last tick: a quick program was killed before its next save."""
+    (tmp_path / "struck-0").touch()
+    first = (tmp_path / "struck-0").stat().st_mtime + began_s
+    step = {"k": "step", "o": 0, "r": 0, "w": 1, "lr": [0.1], "p": "p", "s": "s", "g": {}, "b": []}
+    lines = [json.dumps({**step, "n": number, "t": first + number / 1e4}) for number in range(1, 9)]
+    (tmp_path / "7.jsonl").write_text("\n".join(lines))
+    sent: list[signal.Signals] = []
+    monkeypatch.setattr(outside, "_send", lambda _, number: sent.append(number))
+    watched = outside.Outside(strike=Strike(name="readonly", after=0), folder=tmp_path, witness=tmp_path, struck=True)
+    watched.look(os.getpid())
+    assert bool(sent) is ended
 
 
 LOST = Storage(way="cut", lost=("checkpoints/a.pt",), of=1)

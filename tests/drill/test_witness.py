@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -13,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,63 +27,64 @@ from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 
+PARTS = ("digests", "disk", "process", "saves", "steps", "strike", "witness")
+
 
 @pytest.fixture
-def witness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The module that is put into programs, at work in this process without its hooks."""
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The modules that are put into programs, at work in this process without their hooks."""
     monkeypatch.syspath_prepend(str(Path(plan.__file__).parent / "inject"))
-    spec = importlib.util.spec_from_file_location(
-        "witness", Path(plan.__file__).parent / "inject/trainmaster_witness.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "_witness", module._Witness(str(tmp_path)))
-    yield module
-    if module._witness.file is not None:
-        module._witness.file.close()
+    for name in PARTS:
+        monkeypatch.delitem(sys.modules, f"trainmaster_{name}", raising=False)
+    found = SimpleNamespace(**{name: importlib.import_module(f"trainmaster_{name}") for name in PARTS})
+    found.process.start(str(tmp_path))
+    yield found
+    if found.process.witness.file is not None:
+        found.process.witness.file.close()
+    for name in PARTS:
+        del sys.modules[f"trainmaster_{name}"]
 
 
-def test_a_save_into_memory_is_one_when_it_went_into_a_file(witness: ModuleType, tmp_path: Path) -> None:
+def test_a_save_into_memory_is_one_when_it_went_into_a_file(parts: SimpleNamespace, tmp_path: Path) -> None:
     """So Lightning saves: torch.save into memory, a temporary file, a rename."""
     aside, whole = str(tmp_path / "tmp1"), str(tmp_path / "step=5.ckpt")
-    witness._on_audit("open", (aside, "wb", os.O_WRONLY))
-    assert witness._witness.written is None, "nothing was saved into memory"
-    witness._on_save(io.BytesIO(b"x" * 100))
+    parts.saves.on_audit("open", (aside, "wb", os.O_WRONLY))
+    assert parts.process.witness.written is None, "nothing was saved into memory"
+    parts.saves.on_save(io.BytesIO(b"x" * 100))
     for path, flags in ((str(tmp_path / "train.log"), os.O_WRONLY), (aside, os.O_RDONLY), (7, os.O_WRONLY)):
-        witness._on_audit("open", (path, "", flags))
-    assert witness._witness.written is None
-    witness._on_audit("open", (aside, "wb", os.O_WRONLY))
-    witness._on_audit("os.rename", (aside, whole, -1, -1))
-    assert witness._witness.written == whole
-    witness._on_save(tmp_path / "model.pt")
+        parts.saves.on_audit("open", (path, "", flags))
+    assert parts.process.witness.written is None
+    parts.saves.on_audit("open", (aside, "wb", os.O_WRONLY))
+    parts.saves.on_audit("os.rename", (aside, whole, -1, -1))
+    assert parts.process.witness.written == whole
+    parts.saves.on_save(tmp_path / "model.pt")
     (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
     assert (line["k"], line["path"], line["behind"]) == ("save", str(tmp_path / "model.pt"), False)
-    assert witness._witness.written is None
+    assert parts.process.witness.written is None
 
 
 @pytest.mark.parametrize("temporary", [False, True])
 def test_a_kill_while_memory_is_written_leaves_half_of_it(
-    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: bool
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: bool
 ) -> None:
     """Of a temporary file outside of the drill, which is moved to its place when it is whole, nothing is touched."""
     if temporary:
         (tmp_path / "drill/struck/witness").mkdir(parents=True)
-        monkeypatch.setattr(witness._witness, "folder", str(tmp_path / "drill/struck/witness"))
+        monkeypatch.setattr(parts.process.witness, "folder", str(tmp_path / "drill/struck/witness"))
 
     def kill(_: int, number: int) -> None:
         raise SystemExit(number)
 
-    monkeypatch.setattr(witness.os, "kill", kill)
-    witness._witness.strike = {"when": "save", "after": 0, "rank": None, "do": "kill", "look": 6}
-    witness._on_save(io.BytesIO(b"x" * 100))
+    monkeypatch.setattr(os, "kill", kill)
+    parts.process.witness.strike = {"when": "save", "after": 0, "rank": None, "do": "kill", "look": 6}
+    parts.saves.on_save(io.BytesIO(b"x" * 100))
     with pytest.raises(SystemExit, match=str(int(signal.SIGKILL))):
-        witness._on_audit("open", (str(tmp_path / "a.ckpt"), "wb", os.O_WRONLY))
+        parts.saves.on_audit("open", (str(tmp_path / "a.ckpt"), "wb", os.O_WRONLY))
     assert temporary != (tmp_path / "a.ckpt").exists()
     assert temporary or (tmp_path / "a.ckpt").read_bytes() == b"x" * 50
 
 
-def test_a_save_of_torchs_distributed_checkpoint_is_one_to_its_file(witness: ModuleType, tmp_path: Path) -> None:
+def test_a_save_of_torchs_distributed_checkpoint_is_one_to_its_file(parts: SimpleNamespace, tmp_path: Path) -> None:
     """It puts the open file into a writer without a name; a kill during a save never came."""
 
     class NotClosed(io.IOBase):
@@ -92,27 +92,27 @@ def test_a_save_of_torchs_distributed_checkpoint_is_one_to_its_file(witness: Mod
             self.raw = raw
 
     with (tmp_path / "__0_0.distcp").open("wb") as file:
-        witness._on_save(NotClosed(file))
+        parts.saves.on_save(NotClosed(file))
     (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
     assert (line["k"], line["path"]) == ("save", str(tmp_path / "__0_0.distcp"))
 
 
 def test_a_program_is_ended_before_it_saves_over_the_users_own_file(
-    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def kill(_: int, number: int) -> None:
         raise SystemExit(number)
 
-    monkeypatch.setattr(witness.os, "kill", kill)
+    monkeypatch.setattr(os, "kill", kill)
     mine = tmp_path / "drill/reference"
-    monkeypatch.setattr(witness._witness, "folder", str(mine / "attempt-1-witness"))
+    monkeypatch.setattr(parts.process.witness, "folder", str(mine / "attempt-1-witness"))
     (mine / "attempt-1-witness").mkdir(parents=True)
     (mine / "work").symlink_to("/nowhere")
     for place in (mine / "checkpoints/a.pt", "/tmp/a.pt", "/dev/shm/a.pt", io.BytesIO()):
-        witness._before_save(place)
+        parts.saves.before_save(place)
     assert witness_log.read_outside(mine / "attempt-1-witness") is None
     with pytest.raises(SystemExit, match=str(int(signal.SIGKILL))):
-        witness._before_save(str(mine / "work/a.pt"))
+        parts.saves.before_save(str(mine / "work/a.pt"))
     assert witness_log.read_outside(mine / "attempt-1-witness") == "/nowhere/a.pt"
 
 
@@ -131,16 +131,16 @@ def test_a_drill_ends_with_the_first_program_that_would_save_outside(
 
 
 def test_a_save_through_a_link_is_one_to_where_it_points_and_is_not_truncated_there(
-    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, mine = tmp_path / "own", tmp_path / "drill/struck"
     (mine / "witness").mkdir(parents=True)
     own.mkdir()
     (mine / "ckpt").symlink_to(own)
     (own / "a.pt").write_bytes(b"x" * 100)
-    monkeypatch.setattr(witness._witness, "folder", str(mine / "witness"))
-    witness._witness.strike = {"when": "save", "after": 0, "rank": None, "do": "hold", "look": 6}
-    witness._on_save(mine / "ckpt/a.pt")
+    monkeypatch.setattr(parts.process.witness, "folder", str(mine / "witness"))
+    parts.process.witness.strike = {"when": "save", "after": 0, "rank": None, "do": "hold", "look": 6}
+    parts.saves.on_save(mine / "ckpt/a.pt")
     assert (own / "a.pt").read_bytes() == b"x" * 100
     (line,) = [json.loads(raw) for raw in (mine / f"witness/{os.getpid()}.jsonl").read_text().splitlines()]
     assert (line["k"], line["path"]) == ("save", str(own / "a.pt"))
@@ -151,9 +151,9 @@ def test_a_save_through_a_link_is_one_to_where_it_points_and_is_not_truncated_th
 
 
 def test_an_error_of_the_witness_costs_a_line_and_the_judgement_not_the_program(
-    witness: ModuleType, tmp_path: Path
+    parts: SimpleNamespace, tmp_path: Path
 ) -> None:
-    assert witness._quietly(lambda: 1 // 0) is None
+    assert parts.process.quietly(lambda: 1 // 0) is None
     step = {"k": "step", "o": 0, "r": 0, "w": 1, "lr": [0.1], "p": "p", "s": "s", "g": {}, "b": []}
     lines = [json.dumps({**step, "n": number, "t": float(number)}) for number in (1, 2, 4)]
     (tmp_path / "7.jsonl").write_text("\n".join(lines))
@@ -168,12 +168,12 @@ def test_an_error_of_the_witness_costs_a_line_and_the_judgement_not_the_program(
 
 @pytest.mark.slow  # it imports torch
 def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
-    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
     hooks = torch.nn.modules.module._global_buffer_registration_hooks
     before = dict(hooks)
-    witness._watch_modules(torch.nn.modules.module)
+    parts.witness._watch_modules(torch.nn.modules.module)
     try:
         model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
         torch.nn.BatchNorm1d(3)  # not trained
@@ -184,10 +184,10 @@ def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
     for changed in (False, False, True):
         if changed:
             model[1].running_mean += 1
-        witness._note_step(optimizer)
+        parts.steps.note_step(optimizer)
     bare = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.0)
-    witness._witness.optimizers.clear()
-    witness._note_step(bare)
+    parts.process.witness.optimizers.clear()
+    parts.steps.note_step(bare)
     (one,) = witness_log.read(tmp_path)
     first, second, third, without = (line.buffers for line in one.lines)
     assert first == second != third
@@ -195,16 +195,31 @@ def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
 
 
 @pytest.mark.slow  # it imports torch
+@pytest.mark.parametrize("gone", ["compiler", "compiler.is_compiling"])
+def test_steps_are_seen_with_a_torch_that_has_no_word_for_compiling(
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """torch 2.0: every step was left out, without a word."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    monkeypatch.delattr(f"torch.{gone}")
+    parts.steps.on_step(optimizer, (), {})
+    monkeypatch.undo()
+    (one,) = witness_log.read(tmp_path)
+    assert len(one.lines) == 1
+
+
+@pytest.mark.slow  # it imports torch
 def test_a_step_that_only_makes_the_optimizers_state_is_none_of_the_run(
-    witness: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before torch's distributed checkpoint loads: such a resume was taken for a start at step 0."""
     torch = pytest.importorskip("torch")
     states = importlib.import_module("torch.distributed.checkpoint.state_dict")
     monkeypatch.setattr(states, "_init_optim_state", states._init_optim_state)
-    witness._watch_states(states)
+    parts.witness._watch_states(states)
     optimizers = importlib.import_module("torch.optim.optimizer")
-    hook = optimizers.register_optimizer_step_pre_hook(witness._on_step)
+    hook = optimizers.register_optimizer_step_pre_hook(parts.steps.on_step)
     try:
         model = torch.nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -219,21 +234,22 @@ def test_a_step_that_only_makes_the_optimizers_state_is_none_of_the_run(
 
 # As a script saves that renames: into memory, a file beside it, its final name. The last one comes after the last step.
 RENAMES = """
-import io, os, sys, tempfile, trainmaster_witness as witness
+import io, os, sys, tempfile, trainmaster_process, trainmaster_saves as saves
+witness = trainmaster_process.witness
 for step in (1, 2):
-    witness._witness.steps = step
+    witness.steps = step
     if sys.argv[1] == "memory":
-        witness._on_save(io.BytesIO(b"x" * 100))
+        saves.on_save(io.BytesIO(b"x" * 100))
         with open("part", "wb") as file:
             file.write(b"x" * 100)
         os.replace("part", f"step-{step}.pt")
-        if witness._witness.written and step == 1:  # as the next step would
-            witness._note_save(witness._witness, witness._witness.written, 0)
+        if witness.written and step == 1:  # as the next step would
+            saves.note_save(witness, witness.written, 0)
     else:
         handle, name = tempfile.mkstemp(dir=".")
         with os.fdopen(handle, "wb") as file:
             file.write(b"x" * 100)
-            witness._on_save(file)
+            saves.on_save(file)
         os.replace(name, f"step-{step}.pt")
 """
 

@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import tempfile
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from drill import recipes
@@ -46,11 +45,9 @@ def main() -> None:
                 text = json.dumps(document).replace(f"{folder}/drill/", "")
                 text = text.replace(f"{sysconfig.get_path('purelib')}/", "")
                 kept = {key: value for key, value in json.loads(text).items() if key not in ("losses", "command")}
-                packages = dict.fromkeys(("torch", *recipes.NEEDS[name]))
                 about = {
                     "trainer": NAMES[name], "recipe": f"drill-{name}", "kind": kind, "settings": settings,
                     "date": datetime.now(UTC).date().isoformat(), "python": platform.python_version(),
-                    "versions": {package: version(package) for package in packages},
                 }  # fmt: skip
                 (FOLDER / f"{name}-{kind}.json").write_text(json.dumps({**about, **kept}, indent=1) + "\n")
                 print(f"{name} {kind}: {proof.overall}", flush=True)

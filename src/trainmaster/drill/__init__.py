@@ -2,7 +2,8 @@
 
 attempt.py runs one attempt under the agent, and serves the drill of our trainer (train/drill) too. inject/ is the
 witness that is put into the program through its environment, witness_log.py reads its lines, plan.py says when to
-strike, run.py does it, lives.py finds the step that each start went on from, judge.py and losses.py compare.
+strike, run.py does it, starts.py starts the program, copies.py strikes copies of the run, lives.py finds the step that
+each start went on from, judge.py and losses.py compare.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainmaster.drill.plan import BRANCHES, LOOK_STEPS, STORAGE, Strike
+from trainmaster.drill.plan import BRANCHES, DAMAGE, LOOK_STEPS, STORAGE, Shape, Strike, past_next_save
 from trainmaster.drill.record import Attempt
 
 _STARTS = {**dict.fromkeys(("twice", "term", "saving", *STORAGE), 2), "stop": 0}  # of one strike; else 1
@@ -20,11 +20,12 @@ class Estimate:
     _step_s: float = 0.0
     _spent_s: list[float] = field(default_factory=list)  # by each attempt, beside its steps
 
-    def plan(self, strikes: Sequence[Strike], steps: int) -> None:
-        """What is left: these strikes, and the struck run to its end. `steps` of the whole run."""
+    def plan(self, strikes: Sequence[Strike], shape: Shape, *, undisturbed: int = 0) -> None:
+        """What is left: these strikes, the struck run to its end, and so many undisturbed runs."""
         copies = sum(_STARTS.get(strike.name, 1) for strike in strikes if strike.name in BRANCHES)
-        self.starts = 1 + sum(_STARTS.get(strike.name, 1) for strike in strikes)
-        self.steps = steps + LOOK_STEPS * copies
+        before = _save_before_damage(strikes, shape)
+        self.starts = 1 + undisturbed + sum(_STARTS.get(strike.name, 1) for strike in strikes) + len(before)
+        self.steps = (1 + undisturbed) * shape.steps + LOOK_STEPS * copies + sum(before)
 
     def take(self, done: Attempt) -> None:
         """An attempt that has ended."""
@@ -39,3 +40,13 @@ class Estimate:
             return ""
         left = self.starts * sum(self._spent_s) / len(self._spent_s) + self.steps * self._step_s
         return f" (about {left:.0f} s left in all)"
+
+
+def _save_before_damage(strikes: Sequence[Strike], shape: Shape) -> list[int]:
+    """Steps of the starts that save once more before damage: one for each where the run holds one checkpoint."""
+    struck_at = max((strike.after for strike in strikes if strike.name not in BRANCHES), default=0)
+    saved = [step for step in shape.saves if step < struck_at]
+    if not saved or not (shape.keeps_one or len(saved) == 1):
+        return []
+    steps = past_next_save(shape, saved[-1])
+    return [] if steps is None else [steps for strike in strikes if strike.name in DAMAGE]

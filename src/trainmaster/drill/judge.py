@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.witness_log import Line
 
 _SEE_STRIKES = "see which strikes happened, and whether the program started again after them"
 
@@ -145,6 +146,7 @@ def schedule(resumes: Sequence[Resume]) -> Finding:
 def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:
     """The random generators go on where they were; or what they draw is of no effect."""
     judged, unused = _placed(resumes), set[str]()
+    undecided: list[tuple[Resume, list[str]]] = []  # struck again in its first step: no weights tell of an effect
     if judged and not ground.random:
         return skip("no generator is seeded", proof="their states differ between the two undisturbed runs")
     for resume in judged:
@@ -153,24 +155,30 @@ def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:
         if held is None or _lost_in_the_middle(resume, ground):
             continue
         wrong = sorted(name for name in ground.random if held.random.get(name) != got.random.get(name))
-        if wrong and _same_after(resume):
+        if not wrong:
+            continue
+        pairs = _pairs_after(resume)
+        if not pairs:
+            undecided.append((resume, wrong))
+        elif _equal(pairs):
             unused.update(wrong)
-        elif wrong:
-            return fail(
-                f"after {resume.strike} the random state of {' and '.join(wrong)} in rank {resume.rank} is another one "
-                f"at step {resume.base + 1}: dropout, noise and shuffling are not those of the undisturbed run",
-                action="save the states (torch.get_rng_state, torch.cuda.get_rng_state_all, random.getstate, "
-                "numpy.random.get_state) and set them just before the first step, after the DataLoader is iterated",
-            )
+        else:
+            return _another_random_state(resume, wrong)
+    for resume, wrong in undecided:
+        if not unused.issuperset(wrong):
+            return _another_random_state(resume, wrong)
     without = f"; that of {' and '.join(sorted(unused))} differs, without effect on any weight" if unused else ""
     return _enough(judged, f"random states as they were{without}")
 
 
-def data(resumes: Sequence[Resume], ground: Ground) -> Finding:
-    """Every batch after a resume is the one that the run would have read."""
+def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> Finding:
+    """Every batch after a resume is the one that the run would have read.
+
+    `failed`: something else of the state was not restored, which changes the weights too.
+    """
     judged, batches = _placed(resumes), 0
     if judged and ground.source is None and not ground.ids:
-        return _data_by_weights(judged)
+        return _data_by_weights(judged, ground, failed=failed)
     for resume in judged:
         if found := _first_wrong_batch(resume, ground):
             return found
@@ -292,24 +300,48 @@ def _close(some: Sequence[float], others: Sequence[float]) -> bool:
     )
 
 
+def _pairs_after(resume: Resume) -> list[tuple[Line, Line]]:
+    """The steps after the first one, each with the same step of the run before or of the undisturbed run."""
+    numbered = ((line, resume.held(resume.base + number)) for number, line in enumerate(resume.lines[1:], 2))
+    return [(line, held) for line, held in numbered if held is not None]
+
+
+def _equal(pairs: Sequence[tuple[Line, Line]]) -> bool:
+    return all(line.weights == held.weights for line, held in pairs)
+
+
 def _same_after(resume: Resume) -> bool:
-    """Weights of the steps after the first one, where the run or the undisturbed run has them too: all bit-equal."""
-    pairs = [
-        (line, held)
-        for number, line in enumerate(resume.lines[1:], 2)
-        if (held := resume.held(resume.base + number)) is not None
-    ]
-    return len(pairs) > 0 and all(line.weights == held.weights for line, held in pairs)
+    """Weights of the steps after the first one: some are known, and all are bit-equal."""
+    pairs = _pairs_after(resume)
+    return len(pairs) > 0 and _equal(pairs)
 
 
-def _data_by_weights(judged: Sequence[Resume]) -> Finding:
+def _another_random_state(resume: Resume, wrong: Sequence[str]) -> Finding:
+    return fail(
+        f"after {resume.strike} the random state of {' and '.join(wrong)} in rank {resume.rank} is another one "
+        f"at step {resume.base + 1}: dropout, noise and shuffling are not those of the undisturbed run",
+        action="save the states (torch.get_rng_state, torch.cuda.get_rng_state_all, random.getstate, "
+        "numpy.random.get_state) and set them just before the first step, after the DataLoader is iterated",
+    )
+
+
+def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) -> Finding:
     if all(_same_after(resume) for resume in judged):
         return ok(
             f"{len(judged)} resumes: no DataLoader was seen; the weights after the resumes are those of the "
             "undisturbed run, which other data would have changed"
         )
+    if failed and ground.repeatable:
+        return error(
+            "not judged: no DataLoader was seen, and the weights that would tell follow from what failed",
+            action="mend first what failed",
+        )
+    why = "the weights are not repeatable enough to tell"
+    if ground.repeatable:
+        moved = next((resume for resume in judged if not _equal(_pairs_after(resume))), None)
+        why = f"the weights after {moved.strike} are others" if moved else "too few steps after a resume were seen"
     return error(
-        "no DataLoader was seen, and the weights are not repeatable enough to tell",
+        f"no DataLoader was seen, and {why}",
         action="call trainmaster.drill.sample(ids) with the samples of each step",
     )
 

@@ -102,9 +102,10 @@ class Outside:
         marks = list(self.witness.glob("struck-*"))
         if self.strike.name in ("term", "stop") or not marks or time.monotonic() < self._looked + 1.0:
             return
-        self._looked, since = time.monotonic(), max(mark.stat().st_mtime for mark in marks)
+        # The file's time may be before the first step of the very process that was struck, where steps are quick.
+        self._looked, since = time.monotonic(), max(mark.stat().st_mtime_ns for mark in marks) + storage.TICK_NS
         lives = witness_log.read(self.witness)
-        if any(life.lines[0].at > since and len(life.lines) >= LOOK_STEPS for life in lives):
+        if any(life.lines[0].at * 1e9 > since and len(life.lines) >= LOOK_STEPS for life in lives):
             _send({*_commands(agent), *self._training()}, signal.SIGKILL)
 
     def _training(self) -> set[int]:

@@ -60,12 +60,14 @@ class Shape:
     world: int
     launcher: bool  # the command starts its ranks itself, as torchrun does
     fewer: int | None = None  # ranks that the command can be started with instead
+    keeps_one: bool = False  # of its saves only the newest was there at its end
 
 
 def make(shape: Shape, *, wanted: Collection[str], seed: int) -> tuple[Strike, ...]:
     """The strikes, in their order. What the program has no place for is left out: `left_out` says why."""
     dice = random.Random(seed)  # noqa: S311 (a drill, not a key)
-    wanted = complete(name for name in wanted if name not in left_out(shape))
+    # A drill without a strike shows nothing: where each one that was asked for is left out, one rank is killed.
+    wanted = complete(name for name in wanted if name not in left_out(shape)) or {"one"}
     names = [name for name in STRIKES if name in wanted]
     # Two saves are left for the copies: one that is struck, and steps after it.
     first, last = shape.saves[0], shape.saves[-2]

@@ -19,7 +19,7 @@ from trainmaster.drill.folders import LEFT_OUT, Checkpoint
 from trainmaster.drill.plan import LOOK_STEPS, Shape
 from trainmaster.drill.record import Attempt, Storage
 
-_TICK_NS = 20_000_000  # times of files are those of the kernel's last tick
+TICK_NS = 20_000_000  # times of files are those of the kernel's last tick
 _WRITE = 0o222
 _TOLD = re.compile(
     r"error|fail|could ?n[o']t|cannot|can't|unable|exception|errno|denied|too large|no space|read-?only|not saved", re.I
@@ -113,7 +113,7 @@ def look(hit: Attempt, reference: Path, *, until: int, disk: Disk, run: Path, be
     the run that `run` was a copy of."""
     witness = _witness(hit)
     marks = [path.stat().st_mtime_ns for path in (*witness.glob("struck-*"), *witness.glob("go"))]
-    since = max(marks, default=0) + _TICK_NS
+    since = max(marks, default=0) + TICK_NS
     if disk.is_mount and disk.room:  # it was full before the attempt began
         since = int(hit.begun * 1e9)
     roots = [run / "checkpoints", run / "work"] if disk.limit else [disk.folder]
@@ -159,7 +159,7 @@ def cut(hit: Attempt, newest: Collection[Path], run: Path) -> Storage:
     lost, unseen = list[Path](), list[Path]()
     for path in _files(run / "checkpoints", run / "work"):
         facts = path.stat()
-        if facts.st_mtime_ns < hit.begun * 1e9 - _TICK_NS or facts.st_mtime_ns < everything:
+        if facts.st_mtime_ns < hit.begun * 1e9 - TICK_NS or facts.st_mtime_ns < everything:
             continue
         size, at = synced.get(facts.st_ino, (0, 0))
         if (size, at) == (facts.st_size, facts.st_mtime_ns) or not facts.st_size:

@@ -113,17 +113,21 @@ def judge_all(
     # A loader may share its order among ranks: where one did not load, the batches of the others are not theirs either.
     groups = judge.together(resumes)
     alike = [resume for group in groups if not any(id(one) in missed for one in group) for resume in group]
+    state = [
+        ("weights", judge.weights(loaded)),
+        ("optimizer", judge.optimizer(loaded)),
+        ("schedule", judge.schedule(loaded)),
+        ("random", judge.random_state(loaded, ground)),
+    ]
+    lacks = any(finding.verdict is Verdict.FAIL for _, finding in state)
     found = [
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),
         ("start", judge.no_restart(resumes)),
         ("lost", judge.newest_used(resumes)),
-        ("weights", judge.weights(loaded)),
-        ("optimizer", judge.optimizer(loaded)),
-        ("schedule", judge.schedule(loaded)),
-        ("random", judge.random_state(loaded, ground)),
-        ("data", _APART if missed and not alike else judge.data(alike, ground)),
+        *state,
+        ("data", _APART if missed and not alike else judge.data(alike, ground, failed=lacks)),
         ("accumulation", _APART if missed and not alike else judge.accumulation(alike, ground)),
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
@@ -306,7 +310,20 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
                 if saving
                 else f"see {attempt.folder}: a start after a kill must need nobody's help",
             )
-    return ok(f"{len(starts)} starts after a strike, none needed help") if starts else _nothing()
+    if not starts:
+        return _nothing()
+    return ok(f"{len(starts)} starts with the checkpoints as they were saved, none needed help{_apart(struck)}")
+
+
+def _apart(struck: Sequence[Struck]) -> str:
+    """Starts that are not counted here: with damaged checkpoints, after a strike at the disk, with fewer ranks."""
+    apart = [one for one in struck if one.branch is not None and one.strike.name in APART]
+    dead = [str(one.strike) for one in apart if not one.resumes]
+    if not apart:
+        return ""
+    without = f", of which {len(dead)} did not go on ({'; '.join(dead)})" if dead else ""
+    others = "after damage, strikes at the disk or with fewer ranks"
+    return f"; judged below, each by its own claim: {len(apart)} {others}{without}"
 
 
 def _some_loaded(attempts: Sequence[Attempt], shape: Shape) -> Finding | None:

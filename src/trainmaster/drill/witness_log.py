@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Read by inject/trainmaster_witness.py, which imports nothing of ours.
+# Read by inject/trainmaster_process.py, which imports nothing of ours.
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _MOST_BYTES = 64 << 20  # of one process; the witness itself stops far below

@@ -1,0 +1,113 @@
+"""A line for each optimizer step, and the batches and buffers that it is made of.
+
+Beside the witness in a stranger's program, and under the same rules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainmaster.drill.inject.trainmaster_process import Witness
+
+_digests: Any = importlib.import_module("trainmaster_digests")
+_process: Any = importlib.import_module("trainmaster_process")
+_saves: Any = importlib.import_module("trainmaster_saves")
+_strike: Any = importlib.import_module("trainmaster_strike")
+_here: Callable[[], Witness | None] = _process.here
+_quietly: Callable[..., Any] = _process.quietly
+_TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
+_STATES = 24  # parameters whose optimizer state is looked at: two or three tensors each
+_BATCH_TENSORS, _BATCH_ELEMENTS = 16, 64
+_OPTIMIZERS = 8
+
+
+def on_step(optimizer: Any, _args: Any, _options: Any) -> None:
+    _quietly(note_step, optimizer)
+
+
+def note_step(optimizer: Any) -> None:
+    import torch
+
+    witness = _here()
+    if witness is None or _digests.is_making() or _is_compiling(torch):
+        return
+    number = witness.optimizers.setdefault(id(optimizer), len(witness.optimizers))
+    if number >= _OPTIMIZERS:
+        return
+    first = number == 0
+    rank, world = _digests.rank()
+    if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
+        _saves.note_save(witness, witness.written, rank)
+    if first and not witness.steps:
+        witness.write({"k": "versions", "versions": _digests.versions()})
+    witness.steps += first
+    parameters = _digests.spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
+    state = [_digests.state(optimizer.state[p]) for p in _digests.spread(parameters, _STATES) if optimizer.state.get(p)]
+    line = {
+        "k": "step",
+        "n": witness.steps,
+        "o": number,
+        "r": rank,
+        "w": world,
+        "t": time.time(),
+        "lr": [float(group.get("lr", 0.0)) for group in optimizer.param_groups][:64],
+        "p": _digests.digest(parameters, _ELEMENTS),
+        "s": _digests.digest([tensor for some in state for tensor in some], _ELEMENTS) if state else "empty",
+        "g": _digests.random_states(torch),
+        "b": list(witness.batches),
+    }
+    if witness.modules is not None:
+        buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
+        line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
+    if witness.ids:
+        line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
+    witness.write(line)
+    witness.batches.clear()
+    witness.ids = []
+    if first and witness.look is not None and witness.steps >= witness.look:
+        os.kill(os.getpid(), signal.SIGKILL)  # what was to be seen has been seen, and the run must not end by it
+    if first and _strike.is_due(witness, "step"):
+        _strike.strike(witness)
+
+
+def _is_compiling(torch: Any) -> bool:
+    """Whether a graph is being made of this call. torch 2.0 has no word for it."""
+    ask = getattr(getattr(torch, "compiler", None), "is_compiling", None)
+    return ask is not None and bool(ask())
+
+
+def on_buffer(module: Any, _name: str, _buffer: Any) -> None:
+    _quietly(_note_module, module)
+
+
+def _note_module(module: Any) -> None:
+    modules = None if _process.witness is None else _process.witness.modules
+    if modules is not None and (id(module) not in modules or modules[id(module)]() is not module):
+        modules.pop(id(module), None)  # of one that is gone: the order must be that of this registration
+        modules[id(module)] = weakref.ref(module)
+
+
+def on_batch(iterator: Any, data: Any) -> None:
+    import torch
+
+    witness = _here()
+    # Evaluation reads batches too, and its place between the steps is not the same after a resume.
+    if witness is None or not torch.is_grad_enabled():
+        return
+    dataset: Any = getattr(iterator, "_dataset", None)
+    size = len(dataset) if hasattr(dataset, "__len__") else 0
+    leaves: list[Any] = []
+    _digests.flatten(data, leaves, 0)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    words = [repr(leaf)[:64] for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    digest = _digests.digest(tensors[:_BATCH_TENSORS], _BATCH_ELEMENTS, more=json.dumps(words[:64]).encode())
+    witness.batches.append([f"{type(dataset).__name__}:{size}", digest])

@@ -1,4 +1,4 @@
-"""A whole Kubernetes cluster for tests: two nodes, each a kubelet with a containerd, in a network namespace of its own.
+"""A whole Kubernetes cluster for tests: two nodes or three, each a kubelet with a containerd, in a namespace.
 
 Pods see the programs of this machine read-only (`/usr`, Python and its packages), so that an image of a few folders is
 enough. Needs root. A stand-in for the Kubeflow operator makes the pods of PyTorchJobs.
@@ -27,12 +27,15 @@ from typing import Any
 
 import pytest
 
+import kube_dns
 from kube import Kube, program, serve
 
 GPUS = 2  # fake ones of each node
 IMAGE = "localhost/machine:1"
 BASE_IMAGE = "localhost/python:1"  # has this machine's Python and packages, where they are mounted
 _NODES = ("node-a", "node-b")
+_THIRD = "node-c"  # only where a test asks for it
+_LOCK = Path(tempfile.gettempdir(), "trainmaster-kube-nodes.lock")
 _PROGRAMS = ("containerd", "ctr", "runc", "busybox", "nsenter", "unshare", "ip")
 _MERGE = "application/merge-patch+json"
 
@@ -47,7 +50,7 @@ class Cluster:
     runtimes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start_kubelet(self, number: int) -> None:
-        name, folder = _NODES[number], self.kube.folder
+        name, folder = (*_NODES, _THIRD)[number], self.kube.folder
         words = [
             program("kubelet"), f"--config={folder}/kubelet-{number}.yaml", f"--kubeconfig={self.kube.kubeconfig()}",
             "--container-runtime=remote", f"--container-runtime-endpoint=unix://{folder}/ctd-{number}.sock",
@@ -65,6 +68,28 @@ class Cluster:
         own = 'mkdir -p /var/log/pods && mount --bind "$0" /var/log/pods && exec "$@"'
         words = ["unshare", "--mount", "sh", "-c", own, str(logs), "containerd", "-c", f"{folder}/ctd-{number}.toml"]
         self.runtimes[number] = self.kube.start(f"ctd-{number}", *self.inside(), *words)
+
+    @contextlib.contextmanager
+    def third_node(self) -> Iterator[str]:
+        """One more node for a while; its name."""
+        number, folder = len(_NODES), self.kube.folder
+        _write_node(folder, number, None)
+        self.start_runtime(number)
+        _import_images(folder, number, folder / "images.tar")
+        self.start_kubelet(number)
+        try:
+            self.wait_ready(_THIRD)
+            yield _THIRD
+        finally:
+            _clean(folder, number)
+            for child in (self.kubelets.pop(_THIRD), self.runtimes.pop(number)):
+                child.kill()
+                child.wait()
+            with contextlib.suppress(urllib.error.HTTPError):
+                self.kube.call("DELETE", f"/api/v1/nodes/{_THIRD}")
+
+    def wait_ready(self, name: str) -> None:
+        _wait_ready(self.kube, name)
 
     def import_images(self, archive: Path) -> None:
         """Put the images of an archive on every node."""
@@ -114,6 +139,23 @@ def cluster(given: Sequence[tuple[str, str]] = (), devices: Sequence[tuple[str, 
         pytest.skip(f"no {', '.join(missing)} here: make system-packages (as root)")
     for name in ("kubelet", "kube-scheduler", "kube-controller-manager"):
         program(name)
+    with _one_at_a_time():
+        yield from _run_cluster(given, devices)
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait until no other cluster of these tests runs on this machine: two are too slow for the tests' time limits."""
+    with _LOCK.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"\nwaiting for {_LOCK}: another run of the tests has a cluster of kubelets", file=sys.__stderr__)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _run_cluster(given: Sequence[tuple[str, str]], devices: Sequence[tuple[str, int, int]]) -> Iterator[Cluster]:
     folder = Path(tempfile.mkdtemp(prefix="kubes", dir="/tmp"))  # short: sockets have 100 characters
     netns, before = folder.name, _pod_networks()
     try:
@@ -131,7 +173,8 @@ def cluster(given: Sequence[tuple[str, str]] = (), devices: Sequence[tuple[str, 
             finally:
                 stop.set()
                 operator.join(10)
-                _clean(made)
+                for number in range(len(_NODES)):
+                    _clean(folder, number)
     finally:
         for name in (netns, *(_pod_networks() - before)):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -165,7 +208,7 @@ def _take_subnet(netns: str) -> str:
         f"ip addr add {subnet}.1/30 dev {here}", f"ip link set {here} up",
         f"ip -n {netns} addr add {subnet}.2/30 dev {there}", f"ip -n {netns} link set {there} up",
         f"ip -n {netns} link set lo up", f"ip -n {netns} addr add 10.245.0.1/32 dev lo",
-        f"ip -n {netns} addr add 10.245.0.2/32 dev lo",
+        f"ip -n {netns} addr add 10.245.0.2/32 dev lo", f"ip -n {netns} addr add 10.245.0.3/32 dev lo",
         f"nsenter --net=/run/netns/{netns} sysctl -qw net.ipv4.ip_forward=1",
     ):  # fmt: skip
         subprocess.run(words.split(), check=True, capture_output=True)
@@ -202,6 +245,7 @@ def _start(made: Cluster, spec: Path | None) -> None:
         "scheduler", *made.inside(), program("kube-scheduler"), f"--kubeconfig={config}", "--leader-elect=false",
         "--bind-address=127.0.0.1", "--secure-port=16259", "--port=0", f"--cert-dir={folder}/sch",
     )  # fmt: skip
+    kube.start("dns", *made.inside(), sys.executable, kube_dns.__file__, str(config))
     archive = write_images(folder)
     for number in range(len(_NODES)):
         _write_node(folder, number, spec)
@@ -267,6 +311,7 @@ def _write_node(folder: Path, number: int, spec: Path | None) -> None:
         "imageGCHighThresholdPercent": 100, "makeIPTablesUtilChains": False, "protectKernelDefaults": False,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
         "containerLogMaxSize": "256Ki", "containerLogMaxFiles": 2, "syncFrequency": "5s",
+        "clusterDNS": [kube_dns.ADDRESS], "clusterDomain": kube_dns.DOMAIN,
     }  # fmt: skip
     (folder / f"kubelet-{number}.yaml").write_text(json.dumps(settings))
 
@@ -370,13 +415,12 @@ def _make_pod(kube: Kube, job: dict[str, Any], role: str, index: int, env: list[
     kube.call("POST", f"/api/v1/namespaces/{job['metadata']['namespace']}/pods", {"metadata": metadata, "spec": spec})
 
 
-def _clean(made: Cluster) -> None:
-    """End the containers that are left; the daemons end with the API server."""
-    for number in range(len(_NODES)):
-        ctr = ["ctr", "-a", f"{made.kube.folder}/ctd-{number}.sock", "-n", "k8s.io"]
-        tasks = subprocess.run([*ctr, "tasks", "ls", "-q"], capture_output=True, text=True, check=False).stdout.split()
-        for task in tasks:
-            subprocess.run([*ctr, "tasks", "rm", "-f", task], capture_output=True, check=False)
+def _clean(folder: Path, number: int) -> None:
+    """End the containers that are left on a node; the daemons end with the API server."""
+    ctr = ["ctr", "-a", f"{folder}/ctd-{number}.sock", "-n", "k8s.io"]
+    tasks = subprocess.run([*ctr, "tasks", "ls", "-q"], capture_output=True, text=True, check=False).stdout.split()
+    for task in tasks:
+        subprocess.run([*ctr, "tasks", "rm", "-f", task], capture_output=True, check=False)
 
 
 def _unmount(folder: Path) -> None:

@@ -59,10 +59,13 @@ TRAIN: dict[str, Any] = {
 }  # fmt: skip
 _LAUNCHER = """
 import os, subprocess, sys
-from trainmaster.core.plan import OWNER_VARIABLE
+from trainmaster.core.plan import ATTEMPT_VARIABLE, OWNER_VARIABLE
 from trainmaster.node.owner import name_process
 env = {**os.environ, OWNER_VARIABLE: name_process()}
-agents = [subprocess.Popen([sys.executable, "-m", "trainmaster.agent", plan], env=env) for plan in sys.argv[1:]]
+agents = [
+    subprocess.Popen([sys.executable, "-m", "trainmaster.agent", plan], env={**env, ATTEMPT_VARIABLE: mark})
+    for plan, mark in zip(sys.argv[1::2], sys.argv[2::2])
+]
 sys.exit(max(agent.wait() for agent in agents))
 """
 
@@ -122,8 +125,9 @@ class Run:
             path.parent.mkdir(parents=True)
             path.write_text(plan.to_json())
         witness = {sample_log.WITNESS_VARIABLE: str(self.folder / "samples" / str(self._number))}
+        named = [word for path, plan in zip(paths, self._plans, strict=True) for word in (str(path), plan.mark)]
         self._launcher = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, *map(str, paths)],
+            [sys.executable, "-c", _LAUNCHER, *named],
             env={**os.environ, "PYTHONPATH": SOURCE, **witness, **env},
             stderr=subprocess.DEVNULL,
         )

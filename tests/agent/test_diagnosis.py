@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from test_real_failures import CASES
 
-from trainmaster.agent.diagnose import count_oom_kills, judge, mask, read_tail
+from trainmaster.agent.diagnose import advise_on_start, count_oom_kills, judge, mask, read_tail
 from trainmaster.core.errors import FileUnreadable
 from trainmaster.core.failures import FAILURES, SIGNALS
+from trainmaster.core.plan import WORK_FOLDER
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
 
@@ -87,6 +88,42 @@ def test_a_line_gives_its_reason(line: str, reason: Reason) -> None:
     found = judge(rank=0, ranks=1, code=1, lines=["before", line, "after"], oom_kills=0)
     assert found.reason is reason
     assert found.evidence.get("cause") == (line if any(row.pattern.search(line) for row in FAILURES) else None)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (f"python: can't open file '/h/jobs/a/{WORK_FOLDER}/nothere.py': [Errno 2] No such file or directory",
+         "; nothere.py is not in the working folder that was sent: check the name, and .trainmasterignore"),
+        (f"python: can't open file '/home/me/{WORK_FOLDER}/x.py': [Errno 2] No such file or directory",
+         "; x.py is not on that machine: check its path"),
+        ("/opt/py/bin/python3.11: can't open file '/data/x.py': [Errno 2] No such file or directory",
+         "; x.py is not on that machine: check its path"),
+        ("/bin/bash: line 1: pythn3: command not found",
+         "; pythn3 is not in PATH on that machine: name the whole path, or use python3"),
+        ("sh: 1: torchrum: not found", "; torchrum is not in PATH on that machine: name the whole path"),
+        ("/bin/sh: 1: torchrum: not found", "; torchrum is not in PATH on that machine: name the whole path"),
+        ("KeyError: 'vocabulary: not found'", "KeyError: 'vocabulary: not found'"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data.bin'", "'data.bin'"),
+    ],
+)  # fmt: skip
+def test_a_missing_script_or_program_says_what_to_do(line: str, says: str) -> None:
+    found = judge(rank=0, ranks=1, code=2, lines=["before", line], oom_kills=0)
+    assert found.reason is Reason.SCRIPT_FAILED and found.message.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        (FileNotFoundError(2, "x", "pythn3"), "pythn3 is not in PATH on that machine: name the whole path, or use"),
+        (FileNotFoundError(2, "x", "torchrum"), "torchrum is not in PATH on that machine: name the whole path"),
+        (FileNotFoundError(2, "x", "/opt/no/python"), "is not on that machine: check the path"),
+        (PermissionError(13, "x", "./train.py"), "./train.py may not be executed there: chmod +x it"),
+        (OSError(8, "Exec format error"), "check the command of the spec"),
+    ],
+)  # fmt: skip
+def test_a_program_that_cannot_be_started_says_what_to_do(cause: OSError, says: str) -> None:
+    assert says in advise_on_start(cause)
 
 
 def test_every_pattern_has_its_line() -> None:

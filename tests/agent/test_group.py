@@ -219,6 +219,27 @@ def test_a_spare_takes_the_place_of_a_lost_node(make: Callable[..., Nodes]) -> N
     assert nodes.meet(1)[1] == left
 
 
+def test_the_new_pod_of_a_node_that_was_replaced_is_sent_away(make: Callable[..., Nodes]) -> None:
+    """It held a machine until the limit of a first start, half an hour: an older cluster puts it there."""
+    nodes = make(nodes=2, spares=1)
+    waiting = threading.Thread(target=lambda: nodes.meet(2))
+    waiting.start()
+    nodes.meet(0, 1)
+    nodes.until(lambda: 2 in nodes.leader._agents)
+    line = nodes.followers[1]._line
+    assert line is not None
+    line.close()
+    nodes.until(nodes.leader.look)
+    nodes.meet(0)
+    waiting.join(20)
+    for _ in range(2):  # each one that is put there
+        nodes.followers[1].close(None)
+        nodes.followers[1] = Follower(nodes._plan(1))
+        left = nodes.until(nodes.followers[1].look, 1, 2)
+        assert left.reason is Reason.NODE_LOST and "a spare has taken the place" in left.message
+        assert nodes.leader.look() is None, "the others train on"
+
+
 def test_strangers_are_not_heard(make: Callable[..., Nodes]) -> None:
     nodes = make()
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"attempt": "other.1", "number": 1}\n', b"{" * 300_000):

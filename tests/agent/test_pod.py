@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainmaster.agent.pod import locate
+from trainmaster.agent import mirror
+from trainmaster.agent.mirror import Mirror
+from trainmaster.agent.pod import _note_members, locate
 from trainmaster.core.errors import UsageError
-from trainmaster.core.plan import Plan
+from trainmaster.core.plan import EXIT_FILE, MEMBERS_FILE, MEMBERS_LOG, Plan
 from trainmaster.core.spec import parse_spec
 from trainmaster.remote.framed_lines import decode
 
@@ -94,6 +97,35 @@ def test_another_launcher_gets_the_variables_and_its_end_is_a_record(tmp_path: P
 def test_the_node_rank_comes_from_the_cluster(env: dict[str, str], node: int, address: str, tmp_path: Path) -> None:
     found = locate(plan(tmp_path, nodes=2), env)
     assert (found.node_rank, f"{found.master_addr}:{found.master_port}") == (node, address)
+
+
+def test_who_has_which_place_is_said_from_the_start_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log is rotated: what was said once may be gone when somebody reads it."""
+    train = {"steps": 8, "batch_sequences": 8}
+    spec = parse_spec({"name": "a", "train": train, "resources": {"nodes": 2, "spares": 1}})
+    first = Plan(attempt=ATTEMPT, spec=spec, folder=str(tmp_path), checkpoints="/none", node_rank=0)
+    _note_members(replace(first, node_rank=1))
+    assert not (tmp_path / MEMBERS_LOG).exists(), "node 0 decides"
+    output = tmp_path / "output"
+    said = []
+    with output.open("wb") as log:
+        copied = Mirror(tmp_path, log.fileno())
+        for told in (None, "[0, 2]", None):
+            if told:
+                (tmp_path / MEMBERS_FILE).write_text(told)
+            _note_members(first)
+            copied.copy()
+        monkeypatch.setattr(mirror, "_REPEAT_S", -1.0)
+        copied._repeat_at = 0.0
+        copied.copy()
+        (tmp_path / EXIT_FILE).write_text("{}\n")
+        copied.copy(last=True)
+    for raw in output.read_bytes().splitlines():
+        frame = decode(raw)
+        assert frame is not None
+        said.append((frame.stream, frame.offset, frame.data))
+    lines = [(MEMBERS_LOG, 0, b"[0, 1]\n"), (MEMBERS_LOG, 7, b"[0, 2]\n")]
+    assert said == [*lines * 3, (EXIT_FILE, 0, b"{}\n")], "at the end once more, after all that it may be rotated for"
 
 
 def test_pods_that_do_not_know_each_other_do_not_start(tmp_path: Path) -> None:

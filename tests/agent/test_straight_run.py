@@ -87,6 +87,7 @@ def test_a_program_that_is_not_there(node: Any) -> None:
     record = node.record()
     assert (record.reason, record.exit_codes) == (Reason.SCRIPT_FAILED, {"0": 127})
     assert "could not start" in record.message
+    assert record.message.endswith("no-such-program is not in PATH on that machine: name the whole path")
     assert "no-such-program" in (node.folder / "rank-0.log").read_text()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from trainmaster.core.errors import HostError
 from trainmaster.core.failures import SIGNALS, find_failure, signal_of
 from trainmaster.core.files import open_plain
-from trainmaster.core.plan import EXIT_REASONS, rank_log
+from trainmaster.core.plan import EXIT_REASONS, WORK_FOLDER, rank_log
 from trainmaster.core.states import Reason
 from trainmaster.node.host import Host
 
@@ -37,6 +37,11 @@ class Outcome:
     resumable: bool = False
 
 
+# Words of CPython, and of sh, bash and dash, about what is not there.
+_NO_SCRIPT = re.compile(r"^\S*: can't open file '(.+)': \[Errno 2\]")
+_NO_PROGRAM = re.compile(r"^\S*sh: (?:.*: )?(\S+): (?:command )?not found$")
+# A file of the working folder that was sent: jobs/JOB/work/… in the home folder.
+_SENT = re.compile(rf"/jobs/[^/]+/{WORK_FOLDER}/")
 _ROLLED_BACK = "the run has been rolled back"  # in the last words of our trainer (train/loop.py)
 _OF_STORAGE = (Reason.FILE_SYSTEM_ERROR, Reason.STORAGE_ERROR, Reason.DISK_FULL)
 
@@ -78,6 +83,8 @@ def judge(*, rank: int, ranks: int, code: int, lines: list[str], oom_kills: int,
     if cause:
         evidence["cause"] = cause[:_LINE_CHARACTERS]
     explained = _explain(cause, shown, killed=code < 0)
+    if reason is Reason.SCRIPT_FAILED and match is None:
+        explained += _what_is_missing(shown)
     return Outcome(reason=reason, message=f"rank {rank} of {ranks} {ended}{explained}", evidence=evidence)
 
 
@@ -88,6 +95,31 @@ def _explain(cause: str, shown: list[str], *, killed: bool) -> str:
     if not text:
         return "; it printed nothing"
     return f'; its last line: "{text}"' if killed and not cause else f": {text}"
+
+
+def _what_is_missing(shown: list[str]) -> str:
+    """What to do where the last lines say that the script, or a program of a shell, is not there."""
+    for line in reversed(shown):
+        if (found := _NO_SCRIPT.search(line)) is not None:
+            name, sent = Path(found[1]).name, _SENT.search(found[1])
+            where = "in the working folder that was sent: check the name, and .trainmasterignore" if sent else ""
+            return f"; {name} is not {where or 'on that machine: check its path'}"
+        if (found := _NO_PROGRAM.search(line)) is not None:
+            return f"; {advise_on_start(FileNotFoundError(2, '', found[1]))}"
+    return ""
+
+
+def advise_on_start(cause: OSError) -> str:
+    """What to do about a program that could not be started."""
+    name = str(cause.filename or "it")
+    if isinstance(cause, PermissionError):
+        return f"{name} may not be executed there: chmod +x it, or name its interpreter before it, as python3 or bash"
+    if not isinstance(cause, FileNotFoundError):
+        return "check the command of the spec"
+    if "/" in name:
+        return f"{name} or the interpreter in its first line is not on that machine: check the path"
+    meant = ", or use python3" if name.startswith("py") and name != "python3" else ""
+    return f"{name} is not in PATH on that machine: name the whole path{meant}"
 
 
 def _signal_name(number: int) -> str:

@@ -38,12 +38,13 @@ class Figures:
 
     def _append(self, points: list[Point]) -> None:
         assert self._curves is not None
-        now, source = datetime.now(UTC), self._curves.source or ""
-        lines = [render(event) for point in points for event in _events(point, source, now)]
+        source = self._curves.source or ""
+        lines = [render(event) for point in points for event in _events(point, source)]
         append_plain(self._events, ("\n".join(lines) + "\n").encode())
 
 
-def _events(point: Point, source: str, now: datetime) -> Iterator[Event]:
+def _events(point: Point, source: str) -> Iterator[Event]:
+    now = datetime.now(UTC) if point.at is None else datetime.fromtimestamp(point.at, UTC)
     figures = dict(point.figures)
     held_out = figures.pop("eval_loss", None)
     if figures:

@@ -233,7 +233,9 @@ class Leader:
         known = self._agents.get(agent.number)
         if not ours:
             return False
-        if known is not None and known.name != agent.name and (self._do == RUN or not known.line.closed):
+        replaced = agent.number < self._plan.spec.resources.nodes and agent.number not in self._places
+        another = known is not None and known.name != agent.name and not replaced  # that one is sent away at once
+        if known is not None and another and (self._do == RUN or not known.line.closed):
             return True  # a new agent of the node: it waits until the ranks of the others have stopped
         if known is not None and known.line is not line:
             known.line.close()

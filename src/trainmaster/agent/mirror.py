@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainmaster.core.files import list_tree
-from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, OUTPUTS_FOLDER, UNCOPIED_FILE
+from trainmaster.core.plan import AGENT_LOG, EVENTS_FILE, EXIT_FILE, MEMBERS_LOG, OUTPUTS_FOLDER, UNCOPIED_FILE
 from trainmaster.remote.framed_lines import FRAME_BYTES, Frame, encode
 
-_LIVE = re.compile(rf"{re.escape(EVENTS_FILE)}|{re.escape(AGENT_LOG)}|rank-[0-9]{{1,6}}\.log")
+_LIVE = re.compile(rf"{'|'.join(map(re.escape, (EVENTS_FILE, AGENT_LOG, MEMBERS_LOG)))}|rank-[0-9]{{1,6}}\.log")
 _AT_ONCE = 1 << 16
+_REPEAT_S = 10.0  # who has which place is said again so often: a log that is rotated has forgotten it
 _PARTIAL_S = 1.0  # after this a line without its newline is sent as it is: a progress bar
 MAX_OUTPUT_BYTES = 16 << 20  # of one attempt on one node; a log is no way for weights
 _UNCOPIED = 1000  # outputs that are named as not copied; the rest is counted
@@ -28,11 +29,16 @@ class Mirror:
         self._folder, self._out_fd = folder, out_fd
         self._sent: dict[str, int] = {}
         self._since: dict[str, float] = {}  # when a line without its newline was seen first
+        self._repeat_at = time.monotonic() + _REPEAT_S
 
     def copy(self, *, last: bool = False) -> None:
         """Write what is new. With `last` also lines without their newline, the exit record and the outputs."""
         for name in self._names(last=last):
             self._copy_file(name, last=last)
+        if last or time.monotonic() >= self._repeat_at:
+            self._repeat_at = time.monotonic() + _REPEAT_S
+            self.resend(MEMBERS_LOG, 0)
+            self._copy_file(MEMBERS_LOG, last=False)
         if last:
             self._copy_file(EXIT_FILE, last=True)  # after everything before it
 

@@ -30,10 +30,13 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.files import read_small
 from trainmaster.core.plan import (
     AGENT_LOG,
+    ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EVENTS_FILE,
     EVENTS_VARIABLE,
     EXIT_FILE,
+    MEMBERS_FILE,
+    MEMBERS_LOG,
     OUTPUTS_FOLDER,
     OUTPUTS_VARIABLE,
     PLAN_FILE,
@@ -99,7 +102,7 @@ def _run(plan: Plan, command: Sequence[str], *, launched: bool) -> int:
     with (folder / AGENT_LOG).open("ab") as log:
         child = subprocess.Popen(
             command,
-            env={**os.environ, **(_variables(plan) if launched else {})},
+            env={**os.environ, **(_variables(plan) if launched else {ATTEMPT_VARIABLE: plan.mark})},
             cwd=_work(plan) if launched else None,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -111,9 +114,11 @@ def _run(plan: Plan, command: Sequence[str], *, launched: bool) -> int:
     asked: set[str] = set()
     while child.poll() is None:
         _answer(ASK_FOLDER, folder, mirror, asked)
+        _note_members(plan)
         mirror.copy()
         time.sleep(_LOOK_S)
     record = _end(plan, child.returncode, launched=launched)
+    _note_members(plan)
     mirror.copy(last=True)
     _put_message(record)
     return 0 if record.ok else child.returncode if child.returncode > 0 else 1
@@ -132,6 +137,24 @@ def _answer(asks: Path, folder: Path, mirror: Mirror, seen: set[str]) -> None:
             for line in text.splitlines():
                 stream, offset, *_ = line.split()
                 mirror.resend(stream, int(offset))
+
+
+def _note_members(plan: Plan) -> None:
+    """Add a line when a spare has taken a place: the file that says so is written anew, and a log only grows.
+
+    The first line is there before any spare can take one: a log without a line was rotated, and says nothing.
+    """
+    if plan.node_rank != 0 or not plan.spec.resources.spares:
+        return
+    folder = Path(plan.folder)
+    with contextlib.suppress(OSError):
+        told = folder / MEMBERS_FILE
+        first = json.dumps(list(range(plan.spec.resources.nodes))).encode()
+        text = (read_small(told).strip() if told.exists() else first) + b"\n"
+        with (folder / MEMBERS_LOG).open("a+b") as log:
+            log.seek(0)
+            if not log.read().endswith(text):
+                log.write(text)
 
 
 def _end(plan: Plan, code: int, *, launched: bool) -> ExitRecord:

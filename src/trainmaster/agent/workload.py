@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainmaster.agent import container, workfolder
-from trainmaster.agent.diagnose import Outcome, count_oom_kills, find_full, judge, mask, read_tail
+from trainmaster.agent.diagnose import Outcome, advise_on_start, count_oom_kills, find_full, judge, mask, read_tail
 from trainmaster.agent.elastic import Elastic
 from trainmaster.agent.figures import Figures
 from trainmaster.agent.folder import AttemptFolder
@@ -320,6 +320,7 @@ def _first_failure(failed: Sequence[Rank], plan: Plan, oom_kills: int) -> Outcom
 def _not_started(error: NotStarted, plan: Plan, folder: Path) -> Outcome:
     """The program is not there or may not be run; what a shell would call 127 or 126. The sweep ends its peers."""
     message = f"rank {error.number} of {plan.spec.resources.ranks} could not start: {error.cause}"
+    message += f"; {advise_on_start(error.cause)}"
     with contextlib.suppress(OSError):
         append_plain(folder / rank_log(error.number), f"{message}\n".encode())
     code = 127 if isinstance(error.cause, FileNotFoundError) else 126

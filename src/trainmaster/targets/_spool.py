@@ -15,7 +15,7 @@ from pathlib import Path
 
 from trainmaster.core.clean_text import clean
 from trainmaster.core.files import write_whole
-from trainmaster.core.plan import OUTPUTS_FOLDER, UNCOPIED_FILE
+from trainmaster.core.plan import MEMBERS_LOG, OUTPUTS_FOLDER, UNCOPIED_FILE
 from trainmaster.remote.framed_lines import Frame
 from trainmaster.targets import FileSize
 
@@ -128,7 +128,8 @@ class NodeSpool:
         """Every file, and the outputs that the newest start could not copy, with the reason."""
         sizes = self.sizes()
         raw = self.read(UNCOPIED_FILE, self.newest_base(UNCOPIED_FILE), _MAX_WAITING_BYTES)
-        sizes.pop(UNCOPIED_FILE, None)
+        for name in (UNCOPIED_FILE, MEMBERS_LOG):
+            sizes.pop(name, None)
         uncopied = [file for line in raw.splitlines() if (file := _parse_uncopied(line)) and file.name not in sizes]
         return [FileSize(name=name, size_bytes=size) for name, size in sizes.items()] + uncopied
 

@@ -205,10 +205,28 @@ def test_what_lay_there_before_the_start_is_not_of_this_run(tmp_path: Path, cloc
     assert curves.look(last=True) == []
     state(tmp_path / "checkpoint-40", 40)
     clock[0] += 60
+    assert curves.look() == []  # kept back for a moment
+    clock[0] += 2
     assert [point.step for point in curves.look()] == [30, 40] and curves.source == "trainer_state"
     give(log, b"step 50 loss 2\n", LogLines(log))
     clock[0] += 60
     assert curves.look() == []  # one place is read: a step is not told twice
+
+
+def test_near_the_start_the_log_is_read_at_every_turn_of_the_agent(tmp_path: Path, clock: list[float]) -> None:
+    """A point has the time at which it was read: what lies before the first step is told by it."""
+    log = tmp_path / "rank-0.log"
+    curves = Curves(log, [tmp_path], tmp_path / "events.jsonl")
+    log.write_bytes(b"step 0 loss 2\n")
+    assert curves.look() == []
+    clock[0] += 2.25
+    assert [point.step for point in curves.look()] == [0]
+    turns = ((0.1, False), (0.25, True), (0.1, False), (0.25, True), (90, True), (0.25, False), (2, True))
+    for step, (after_s, seen) in enumerate(turns):
+        clock[0] += after_s
+        with log.open("ab") as file:
+            file.write(f"step {step} loss 2\n".encode())
+        assert bool(curves.look()) == seen, (step, after_s)
 
 
 def test_a_program_that_writes_events_is_left_alone(tmp_path: Path, clock: list[float]) -> None:
@@ -217,6 +235,8 @@ def test_a_program_that_writes_events_is_left_alone(tmp_path: Path, clock: list[
     ours = {"phase": "STEP", "event": "metrics", "data": {"step": 1, "loss": 2, READ_FROM: "log"}}
     events.write_text(json.dumps(ours) + "\n")
     log.write_text("step 1 loss 2\n")
+    assert curves.look() == []
+    clock[0] += 2.1
     assert [point.step for point in curves.look()] == [1]  # the event before is one of ours
     with events.open("a") as file:
         file.write('{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2}}\n')
@@ -237,6 +257,38 @@ def test_events_that_are_written_during_a_look_are_seen_in_it(tmp_path: Path, mo
 
     monkeypatch.setattr(curves, "_search", write)
     assert curves.look(last=True) == [] and curves.source is None
+
+
+def test_a_step_that_is_printed_before_its_event_is_written_is_told_once(tmp_path: Path, clock: list[float]) -> None:
+    """A look every 0.2 s came between the two."""
+    log, events = tmp_path / "rank-0.log", tmp_path / "events.jsonl"
+    curves = Curves(log, [tmp_path], events)
+    log.write_text("step 1 loss 2\n")
+    assert curves.look() == []
+    events.write_text('{"phase":"STEP","event":"metrics","data":{"step":1,"loss":2}}\n')
+    for _ in range(20):
+        clock[0] += 0.25
+        assert curves.look() == []
+    assert curves.look(last=True) == []
+
+
+def test_first_points_that_are_kept_back_have_the_time_at_which_they_were_read(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, wall = tmp_path / "rank-0.log", [1000.0]
+    monkeypatch.setattr("trainmaster.node.curves.find.time.time", lambda: wall[0])
+    curves = Curves(log, [tmp_path], tmp_path / "events.jsonl")
+    for step in (1, 2):
+        with log.open("a") as file:
+            file.write(f"step {step} loss 2\n")
+        assert curves.look() == []
+        clock[0] += 0.25
+        wall[0] += 0.25
+    clock[0] += 2
+    assert [(point.step, point.at) for point in curves.look()] == [(1, 1000.0), (2, 1000.25)]
+    with log.open("a") as file:
+        file.write("step 3 loss 2\n")
+    assert [point.step for point in curves.look(last=True)] == [3]
 
 
 def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:

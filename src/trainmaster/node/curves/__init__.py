@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +35,7 @@ class Point:
 
     step: int
     figures: Mapping[str, float]
+    at: float | None = field(default=None, compare=False)  # when it was read, in seconds since 1970
 
 
 class Reader(Protocol):

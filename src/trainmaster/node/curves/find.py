@@ -6,6 +6,7 @@ import fnmatch
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.node.curves import Point, Reader, Tail
@@ -18,6 +19,11 @@ from trainmaster.node.curves.wandb import OfflineRun
 
 READ_FROM = "read_from"  # in an event: the figure was read, the program did not write the event
 _LOOK_S = 2.0
+# A point has the time at which it was read. Near the start that must be close: what lies before the first step is told
+# apart by it, and a run of a few seconds has no other times. A turn of the agent's loop takes as long.
+_EARLY_S, _LOOK_EARLY_S = 60.0, 0.2
+# The first points are kept back so long: a program that prints a step and then writes its event would have it twice.
+_SURE_S = 2.0
 _SEARCH_S = 10.0  # between two looks for new files
 _ENTRIES, _DEPTH, _FILES = 5_000, 6, 200  # of one search; files that are read
 _PASSED = frozenset({".git", ".venv", "node_modules", "__pycache__", "site-packages", ".cache"})
@@ -32,6 +38,9 @@ class Curves:
         self._readers: dict[Path, Reader] = {log: LogLines(log)}
         self._floor: dict[str, int] = {}
         self.source: str | None = None
+        self._kept: list[Point] = []
+        self._sure_at: float | None = None  # known with the first point
+        self._began = time.monotonic()
         self._looked = self._searched = float("-inf")
         self._search()
         for reader in self._readers.values():
@@ -41,9 +50,21 @@ class Curves:
     def look(self, *, last: bool = False) -> list[Point]:
         """New points; none before the next look is due, unless it is the last."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S and not last:
+        every_s = _LOOK_EARLY_S if now - self._began < _EARLY_S else _LOOK_S
+        if now - self._looked < every_s and not last:
             return []
         self._looked = now
+        self._kept += [replace(point, at=time.time()) for point in self._read(now, last=last)]
+        if self._own:
+            self._kept.clear()
+        if self._kept and self._sure_at is None:
+            self._sure_at = now + _SURE_S
+        if not last and (self._sure_at is None or now < self._sure_at):
+            return []
+        points, self._kept = self._kept, []
+        return points
+
+    def _read(self, now: float, *, last: bool) -> list[Point]:
         if self._writes_events():
             return []
         if now - self._searched >= _SEARCH_S or last:

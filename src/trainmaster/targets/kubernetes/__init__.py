@@ -10,6 +10,7 @@ logs.py        logs of pods                       spool.py       files put toget
 client.py      the API over HTTP                  errors.py      refusals as our errors
 kubeconfig.py  address and credentials            rights.py      what the account may do
 drain.py       nodes out of service and back      kueue.py       `queue:` as labels, and why a job waits
+spares.py      state of an attempt with spares
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ TRAITS = Traits(
         "max_wait_s": MAX_WAIT,
     },
     accounts="NAMESPACE[/SERVICE-ACCOUNT]",
-    no_spares="a lost node ends the job; `limits.attempts` brings a new one on other nodes, which resumes",
+    spares="so many more pods are placed, checked, and wait with an agent; each node is a Job of its own (`kind: job`)",
 )
 
 

@@ -56,6 +56,7 @@ def _owned(made: Object, settings: Settings, kind: Kind, word: str) -> Owned | N
     attempt = str(labels.get(names.ATTEMPT_LABEL, ""))
     if not attempt:
         return None
+    name = name.removesuffix(f"-{labels.get(names.NODE_LABEL)}")  # the attempt's, by which all of it is released
     handle = {"attempt": attempt, "name": name, "namespace": settings.namespace, "kind": kind, "nodes": 1,
               "submitted": True}  # fmt: skip
     marks = {"home": names.HOME_LABEL, "run": names.RUN_LABEL}

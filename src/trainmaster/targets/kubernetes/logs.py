@@ -35,6 +35,7 @@ class PodLog:
         self._container = str(pod["spec"]["container"])
         self._path = path_of("v1", "pods", namespace=namespace, name=self.name)
         self._since = ""
+        self._heard: dict[str, str] = {}  # stream → when its last whole line was written
         self._asked, self._next_ask = "", 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -55,6 +56,19 @@ class PodLog:
         except TrainmasterError as error:
             log.debug("log of pod %s: %s", self.name, error)
         return True
+
+    async def hear(self, stream: str) -> bool:
+        """Copy everything up to now; False where it cannot be read now, or no whole line of this stream is left in it.
+
+        What is left ends now, so a stream whose lines are repeated is whole when one of them is there.
+        """
+        await self.close()
+        known = self._heard.pop(stream, None)
+        self._since = known or self._since
+        is_whole = await self.drain() and stream in self._heard
+        if known is not None:
+            self._heard.setdefault(stream, known)
+        return is_whole
 
     async def close(self) -> None:
         if self._task is not None:
@@ -84,10 +98,13 @@ class PodLog:
             stamp, _, text = line.partition(b" ")
             if (frame := decode(text)) is None:
                 continue
-            if not self._spool.put(self.start, frame):
+            is_whole = self._spool.put(self.start, frame)
+            if not is_whole:
                 await self._request_resend()
             if match := _STAMP.fullmatch(stamp):
                 self._since = (match[1] + match[2]).decode()
+                if is_whole and frame.data.endswith(b"\n"):
+                    self._heard[frame.stream] = self._since
 
     async def _request_resend(self) -> None:
         """Ask the agent for lines that were lost: the log was rotated before it was read."""

@@ -16,6 +16,7 @@ from trainmaster.targets.kubernetes.pods import Object, PodPlan
 from trainmaster.targets.kubernetes.settings import Kind, Settings
 
 HIDDEN = "(not shown)"
+_NODE_TTL_S = 3600  # of the Jobs of nodes but the first, at least
 # Annotations of the registry's Secret: where its value comes from.
 REGISTRY, USER, PASSWORD_FROM = "trainmaster/registry", "trainmaster/user", "trainmaster/password-from"
 
@@ -77,7 +78,10 @@ def build(plan: Plan, made: PodPlan) -> list[Object]:
     objects = [pods.config_map(made.name, marks, files)]
     if settings.kind == "job" and plan.spec.resources.nodes > 1:
         objects.append(_service(made))
-    objects.append(_JOBS[settings.kind](made))
+    if plan.spec.resources.spares:
+        objects += [_node_job(made, node) for node in range(plan.spec.resources.machines)]
+    else:
+        objects.append(_JOBS[settings.kind](made))
     for item in objects:
         item["metadata"]["namespace"] = settings.namespace
     return objects
@@ -109,6 +113,26 @@ def _job(made: PodPlan) -> Object:
     if nodes > 1:
         spec["completionMode"] = "Indexed"  # Kubernetes 1.24; older servers refuse the field
     return {**_head(made), "spec": spec}
+
+
+def _node_job(made: PodPlan, node: int) -> Object:
+    """The Job of one node of an attempt with spares: the loss of a pod ends a Job, and so must not be that of all."""
+    template = pods.template(made)
+    inner, mark = template["spec"], {names.NODE_LABEL: str(node)}
+    template["metadata"]["labels"] |= mark
+    inner |= {"hostname": f"{made.name}-{node}", "subdomain": made.name}  # the names that pods of an indexed Job have
+    inner["containers"][0]["env"].append({"name": names.INDEX_VARIABLE, "value": str(node)})
+    spec: Object = {
+        "completions": 1,
+        "parallelism": 1,
+        "backoffLimit": 0,
+        # Node 0 may end later, and the record of this node is read then. A release deletes all Jobs at once.
+        "ttlSecondsAfterFinished": max(made.settings.ttl_s, _NODE_TTL_S) if node else made.settings.ttl_s,
+        "template": template,
+    }
+    head = _head(made)
+    head["metadata"] |= {"name": names.node_name(made.name, node), "labels": head["metadata"]["labels"] | mark}
+    return {**head, "spec": spec}
 
 
 def _pytorchjob(made: PodPlan) -> Object:

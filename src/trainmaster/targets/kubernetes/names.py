@@ -12,6 +12,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "trainmaster"  # value of MANAGED_BY, and field manager of server-side apply
 ATTEMPT_LABEL = "trainmaster/attempt"
 JOB_NAME_LABEL = "trainmaster/job-name"  # the spec's name
+NODE_LABEL = "trainmaster/node"  # number of the node, of an attempt each of whose nodes is a Job
 HOME_LABEL, RUN_LABEL = "trainmaster/home", "trainmaster/run"  # who made what no job of a database owns
 HEALTH_TAINT = "trainmaster/health"  # taint and label of a node that `trainmaster remedy` has drained
 STOP_ANNOTATION = "trainmaster/stop"  # of a pod: asks its agent to stop; the value is the reason
@@ -20,6 +21,7 @@ SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 # Set in the pods for agent/pod.py.
 MASTER_PORT = 29500
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"  # as Kubernetes sets it for indexed Jobs
 
 PLAN_FOLDER = "/trainmaster/plan"
 PACKAGE_FOLDER = "/trainmaster/package"
@@ -35,6 +37,11 @@ def object_name(attempt: str) -> str:
     if match is None:
         raise TargetError(f"{attempt[:80]!r} is not the name of an attempt")
     return f"tm-{match[1].replace('-', '')}-{match[3]}"
+
+
+def node_name(name: str, node: int) -> str:
+    """Name of the Job of one node, where each has its own; the first has the attempt's."""
+    return f"{name}-{node}" if node else name
 
 
 def owner_labels(owner: Owner) -> dict[str, str]:

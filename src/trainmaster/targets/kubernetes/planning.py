@@ -7,11 +7,12 @@ import functools
 import os
 from dataclasses import replace
 
-from trainmaster.core.errors import SpecError, UsageError
+from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.plan import WORK_FOLDER, Plan
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.workdir import find_digest
 from trainmaster.remote import job_user
+from trainmaster.remote.members import SPARES
 from trainmaster.remote.package import Package, pack
 from trainmaster.targets import Placement, Submission
 from trainmaster.targets.kubernetes import kueue, manifests, names
@@ -30,6 +31,7 @@ def plan(placement: Placement, settings: Settings) -> Submission:
     """The submission: objects without secret values, and the handle."""
     attempt, spec = placement.attempt, placement.spec
     settings = kueue.apply_queue(settings, spec.queue)
+    _check_spares(spec, settings)
     pod = pod_plan(attempt, spec, settings)
     file = f"{pod.name}.yaml"
     return Submission(
@@ -38,7 +40,8 @@ def plan(placement: Placement, settings: Settings) -> Submission:
             "name": pod.name,
             "namespace": settings.namespace,
             "kind": settings.kind,
-            "nodes": spec.resources.nodes,
+            "nodes": spec.resources.machines,
+            **({SPARES: spec.resources.spares} if spec.resources.spares else {}),
             # Whoever restarts the pods says when the job is over; after a preemption Kueue admits the same job again.
             "restarts": settings.kind == "hyperpod" or settings.hyperpod.auto_resume or spec.queue.preemptible,
             "ranks_per_node": spec.resources.processes_per_node,
@@ -48,6 +51,21 @@ def plan(placement: Placement, settings: Settings) -> Submission:
         commands=(("kubectl", "apply", "--server-side", f"--field-manager={names.MANAGER}", "-f", file),),
         work=placement.job_folder / WORK_FOLDER if find_digest(spec.workdir) is not None else None,
     )
+
+
+def _check_spares(spec: JobSpec, settings: Settings) -> None:
+    """SpecError where another program makes or admits the pods: a lost one is that program's to replace."""
+    message = None
+    if settings.kind != "job":
+        message = f"pods of kind {settings.kind} are its operator's; write `kind: job` in the settings file"
+    elif settings.queue is not None:
+        message = "Kueue would admit each node for itself, and not all at once; leave out this, or the queue"
+    elif settings.hyperpod.auto_resume:
+        message = (
+            "with `hyperpod.auto_resume` HyperPod restarts pods; leave out this, or auto_resume in the settings file"
+        )
+    if spec.resources.spares and message is not None:
+        raise SpecError([Fault(path="resources.spares", message=message)])
 
 
 def parse(submission: Submission) -> list[Object]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.plan import MEMBERS_LOG
+from trainmaster.remote.members import SPARES
 from trainmaster.targets import Handle
 from trainmaster.targets._spool import Spool
 from trainmaster.targets.kubernetes import kueue, names, planning
@@ -19,7 +21,8 @@ from trainmaster.targets.kubernetes.kubeconfig import Access
 from trainmaster.targets.kubernetes.logs import PodLog, start_of
 from trainmaster.targets.kubernetes.manifests import RESOURCES
 from trainmaster.targets.kubernetes.pending import explain_events
-from trainmaster.targets.kubernetes.states import is_ready, node_rank, trim_job, trim_pod
+from trainmaster.targets.kubernetes.spares import read_members
+from trainmaster.targets.kubernetes.states import find_end, has_started, is_ready, node_rank, trim_job, trim_pod
 from trainmaster.targets.kubernetes.watch import Watch
 
 _SESSIONS: dict[tuple[int, Access, str, str], Session] = {}
@@ -42,6 +45,7 @@ class Session:
         self.pods = Watch(self.client, pods, trim=trim_pod, label=names.ATTEMPT_LABEL, labelSelector=names.SELECTOR)
         self._logs: dict[str, PodLog] = {}
         self._over: dict[str, float] = {}  # attempt → since when its last lines are waited for
+        self._ended: dict[str, dict[str, float]] = {}  # attempt → start of a container → when its end was seen first
         self._has_package = False
         self._workloads: Watch | None = None  # of Kueue; made when a job waits in a queue of it
         self._why: dict[str, tuple[float, str]] = {}
@@ -133,7 +137,7 @@ class Session:
 
     def follow(self, handle: Handle) -> None:
         """Copy the logs of an attempt's pods from now on."""
-        for pod in self.pods_of(str(handle["attempt"])):
+        for pod in self._oldest_first(handle):  # a later one writes after the end of an earlier one
             if pod["status"].get("containerStatuses"):
                 self._log(pod, handle).follow()
 
@@ -144,19 +148,56 @@ class Session:
         """
         since = self._over.setdefault(str(handle["attempt"]), time.monotonic())
         last, whole = last or time.monotonic() - since > _LAST_LINES_S, True
-        pods = sorted(self.pods_of(str(handle["attempt"])), key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
-        for pod in pods:
+        for pod in self._oldest_first(handle):
             log = self._log(pod, handle)
-            if await log.drain() or last:
+            if await log.drain() or last or await self._has_spare(pod, handle):
                 self._logs.pop(log.start, None)
             else:
                 whole = False
         if not whole:
             return False
-        self._over.pop(str(handle["attempt"]), None)
+        self.go_on(handle)
+        self._ended.pop(str(handle["attempt"]), None)
         for number in range(int(handle["nodes"])):
             self.spool(handle).node(number).close_gaps()
         return True
+
+    async def read_first(self, handle: Handle) -> bool:
+        """Copy what node 0 has written up to now, with its last word on who has which place.
+
+        False: that cannot be read now, and may be later. Node 0 repeats it: it comes again after a rotation.
+        """
+        since, whole = self._over.setdefault(_first_of(handle), time.monotonic()), True
+        for pod in self._oldest_first(handle):
+            if node_rank(pod, int(handle["nodes"])) == 0 and has_started([pod]):
+                whole = await self._log(pod, handle).hear(MEMBERS_LOG) and whole
+        if whole:
+            self._over.pop(_first_of(handle), None)
+        return whole or time.monotonic() - since > _LAST_LINES_S
+
+    def go_on(self, handle: Handle) -> None:
+        """The attempt is not over: its last lines are not waited for, and later have the whole time for it."""
+        for key in (str(handle["attempt"]), _first_of(handle)):
+            self._over.pop(key, None)
+
+    def ended_s(self, handle: Handle) -> Mapping[str, float]:
+        """Seconds since each end of a container was seen here first: the clocks of nodes differ."""
+        attempt, now = str(handle["attempt"]), time.monotonic()
+        seen = self._ended.setdefault(attempt, {})
+        for pod in self.pods_of(attempt):
+            if find_end(pod, 0, attempt) is not None:
+                seen.setdefault(start_of(pod), now)
+        return {start: now - at for start, at in seen.items()}
+
+    def _oldest_first(self, handle: Handle) -> list[Mapping[str, Any]]:
+        pods = self.pods_of(str(handle["attempt"]))
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
+    async def _has_spare(self, pod: Mapping[str, Any], handle: Handle) -> bool:
+        """Whether a pod is on a node without contact, and the attempt went on without it: nothing waits for its log."""
+        if SPARES not in handle or node_rank(pod, int(handle["nodes"])) in read_members(self.spool(handle), handle):
+            return False
+        return pod["spec"].get("nodeName") in await self.not_ready()
 
     def _log(self, pod: Mapping[str, Any], handle: Handle) -> PodLog:
         start = start_of(pod)
@@ -170,6 +211,11 @@ class Session:
         path = path_of("v1", "pods", namespace=self.namespace)
         listed = await self.client.list(path, labelSelector=f"{names.ATTEMPT_LABEL}={attempt}")
         return list(listed.get("items") or ())
+
+
+def _first_of(handle: Handle) -> str:
+    """Key of the wait for the log of node 0."""
+    return f"{handle['attempt']}/0"
 
 
 def open_session(access: Access, namespace: str, kind: str) -> Session:

@@ -13,6 +13,7 @@ from trainmaster.core.plan import ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Handle, Poll
 from trainmaster.targets.kubernetes.kueue import QUEUE_LABEL
+from trainmaster.targets.kubernetes.names import NODE_LABEL
 from trainmaster.targets.kubernetes.pending import IMAGE_FAULTS, explain_pod
 
 Object = Mapping[str, Any]
@@ -89,6 +90,8 @@ def node_rank(pod: Object, nodes: int) -> int:
         return 0
     metadata = pod["metadata"]
     marks = {**(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+    if str(marks.get(NODE_LABEL, "")).isdecimal():
+        return int(marks[NODE_LABEL])
     if str(marks.get(_INDEX, "")).isdecimal():
         return int(marks[_INDEX])
     if str(marks.get(_REPLICA, "")).isdecimal():
@@ -192,10 +195,10 @@ def judge(
                 state=TargetState.SUCCEEDED, exit=first.record, note=first.record.message if first.record else ""
             )
     if not restarts and (replaced := _find_replaced(pods, newest, nodes)) is not None:
-        return _given_up(replaced, not_ready)
+        return given_up(replaced, not_ready)
     for pod in newest.values():
         if pod["spec"].get("nodeName") in not_ready and pod["metadata"].get("deletionTimestamp"):
-            return _given_up(pod, not_ready)
+            return given_up(pod, not_ready)
     if job is None:
         return Poll(state=TargetState.LOST, note=f"{handle['name']} was deleted")
     if ended := next((condition for condition in job["conditions"] if condition["type"] in FAILED), None):
@@ -226,13 +229,18 @@ def _find_replaced(pods: Sequence[Object], newest: Mapping[int, Object], nodes: 
     return None
 
 
-def _given_up(pod: Object, not_ready: frozenset[str]) -> Poll:
+def given_up(pod: Object, not_ready: frozenset[str]) -> Poll:
     """The end of an attempt one of whose pods was replaced: another try is another attempt."""
     name, where = pod["metadata"]["name"], pod["spec"].get("nodeName")
     if where in not_ready:
         text = f"node {where} has no contact with the cluster; pod {name} was given up"
         return Poll(state=TargetState.LOST, reason=Reason.NODE_LOST, note=text)
     return Poll(state=TargetState.LOST, reason=Reason.PREEMPTED, note=f"pod {name} on {where} was ended by the cluster")
+
+
+def without_contact(where: str) -> Poll:
+    """The state while a pod's machine is silent, and the pod not given up: it may be there again."""
+    return Poll(state=TargetState.UNKNOWN, note=f"node {where} has no contact with the cluster")
 
 
 def _failed_job(condition: Object, attempt: str) -> Poll:
@@ -255,7 +263,7 @@ def _image_fault(pods: Any) -> str:
 def _alive(job: Object, newest: Mapping[int, Object], nodes: int, not_ready: frozenset[str], why: str) -> Poll:
     running = {node for node, pod in newest.items() if "running" in container_state(pod)[0]}
     if lost := sorted({str(pod["spec"]["nodeName"]) for pod in newest.values()} & not_ready):
-        return Poll(state=TargetState.UNKNOWN, note=f"node {lost[0]} has no contact with the cluster")
+        return without_contact(lost[0])
     ended = {node for node, pod in newest.items() if "terminated" in container_state(pod)[0]}
     if len(running | ended) == nodes:
         leaving = [pod for pod in newest.values() if pod["metadata"].get("deletionTimestamp")]

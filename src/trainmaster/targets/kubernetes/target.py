@@ -19,11 +19,12 @@ from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.remote.attempt_host import check_range
+from trainmaster.remote.members import SPARES
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
 from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets._node_files import find_stream, rename
 from trainmaster.targets._spool import Spool
-from trainmaster.targets.kubernetes import kueue, manifests, names, planning
+from trainmaster.targets.kubernetes import kueue, manifests, names, planning, spares
 from trainmaster.targets.kubernetes.client import path_of
 from trainmaster.targets.kubernetes.errors import Missing
 from trainmaster.targets.kubernetes.kubeconfig import load_access
@@ -45,6 +46,7 @@ from trainmaster.targets.kubernetes.states import (
 _STOP, _END, _RELEASED = "stop", "end", "released"
 _MAX_WORK_BYTES = 900 << 10  # a ConfigMap holds 1 MiB
 _GONE_S = 120.0
+_UNREAD = "it is over; the logs of its pods cannot be read now"
 
 
 class Kubernetes:
@@ -97,16 +99,19 @@ class Kubernetes:
                 why = await session.why_queued(job)
             elif job is not None and len(pods) == 0:
                 why = await session.why_no_pods(str(handle["name"]))
-            result = judge(job, pods, handle, not_ready=await self._not_ready(session, pods), why=why)
+            result = await self._judge(session, job, handle, why=why)
             if not result.state.over and not handle.get("restarts"):
                 result = _see_replaced(pods, spool, handle) or result
             if not result.state.over and job is not None and is_complete(job):
                 result = await _see_removed(session, handle) or result
-            reason = spool.find(_STOP) if result.state is TargetState.WAITING and not has_started(pods) else None
+            ranked = spares.find_ranked(pods, handle, spool)  # a spare that stops ends no attempt
+            reason = spool.find(_STOP) if result.state is TargetState.WAITING and not has_started(ranked) else None
             if reason is not None:
                 result = stopped_early(str(handle["attempt"]), reason)
             if result.state.over:
                 return await self._end(session, handle, result)
+            if result.note != _UNREAD:
+                session.go_on(handle)
             session.follow(handle)
             return result
         except TrainmasterError as error:
@@ -128,8 +133,9 @@ class Kubernetes:
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         spool, files = self._session(handle).spool(handle), []
+        places = spares.count_places(handle)
         for node in range(int(handle["nodes"])):
-            files += [rename(file, node) for file in spool.node(node).list_files()]
+            files += [rename(file, node, nodes=places) for file in spool.node(node).list_files()]
         return sorted(files, key=lambda file: file.name)
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
@@ -179,6 +185,22 @@ class Kubernetes:
         access = load_access(settings.kubeconfig, settings.context)
         return open_session(access, str(handle["namespace"]), str(handle["kind"]))
 
+    async def _judge(self, session: Session, job: Any, handle: Handle, *, why: str) -> Poll:
+        """What job and pods say."""
+        pods, spool = session.pods_of(str(handle["attempt"])), session.spool(handle)
+        not_ready = await self._not_ready(session, pods)
+        if SPARES not in handle:
+            return judge(job, pods, handle, not_ready=not_ready, why=why)
+        ended_s = session.ended_s(handle)
+        result = spares.judge(job, pods, handle, spool=spool, not_ready=not_ready, ended_s=ended_s, why=why)
+        is_sure = result.state is TargetState.SUCCEEDED or spares.is_over(job, pods, handle, not_ready=not_ready)
+        if not result.state.over or is_sure:
+            return result
+        # A spare may have taken a place since the log of node 0 was last read, as after an outage of this server.
+        if not await session.read_first(handle):
+            return Poll(state=TargetState.RUNNING, note=_UNREAD)
+        return spares.judge(job, pods, handle, spool=spool, not_ready=not_ready, ended_s=ended_s, why=why)
+
     async def _not_ready(self, session: Session, pods: Any) -> frozenset[str]:
         """Nodes without contact; asked only where a pod shows that something is wrong with its node."""
         doubtful = any(
@@ -195,7 +217,7 @@ class Kubernetes:
     async def _end(self, session: Session, handle: Handle, poll: Poll) -> Poll:
         """The last state of an attempt, written down after its logs were read."""
         if not await session.drain(handle, last=poll.state is TargetState.LOST):
-            return Poll(state=TargetState.RUNNING, note="it is over; the logs of its pods cannot be read now")
+            return Poll(state=TargetState.RUNNING, note=_UNREAD)
         spool = session.spool(handle)
         if poll.exit is not None:
             for node in range(int(handle["nodes"])):
@@ -223,7 +245,10 @@ class Kubernetes:
         is_own_name = name == names.object_name(attempt)
         if is_own_name or await self._has_job(session, name, attempt):
             await _missing_is_fine(session.client.delete(session.job_path(name)))
-        if is_own_name and handle["kind"] == "job":  # services have no deletecollection in older servers
+        if is_own_name and handle["kind"] == "job":
+            if SPARES in handle or "folder" not in handle:  # listed without a database: it may have had them
+                await self._delete_nodes(session, attempt)
+            # services have no deletecollection in older servers
             await _missing_is_fine(
                 session.client.delete(path_of("v1", "services", namespace=session.namespace, name=name))
             )
@@ -239,6 +264,13 @@ class Kubernetes:
                     path = path_of("v1", "pods", namespace=session.namespace, name=pod["metadata"]["name"])
                     await _missing_is_fine(session.client.delete(path, grace_s=grace_s))
                 await asyncio.sleep(0.2)
+
+    async def _delete_nodes(self, session: Session, attempt: str) -> None:
+        """Delete the Jobs of single nodes, which an attempt with spares has."""
+        path = path_of(session.resource.api, session.resource.plural, namespace=session.namespace)
+        selector = f"{names.ATTEMPT_LABEL}={attempt},{names.NODE_LABEL}"
+        for job in (await session.client.list(path, labelSelector=selector)).get("items") or ():
+            await _missing_is_fine(session.client.delete(session.job_path(str(job["metadata"]["name"]))))
 
     async def _has_job(self, session: Session, name: str, attempt: str) -> bool:
         """Whether the job of that name is the attempt's: a manifest's own name may be taken by another's job."""
@@ -262,7 +294,8 @@ class Kubernetes:
 def _see_replaced(pods: Any, spool: Spool, handle: Handle) -> Poll | None:
     """`lost` where another pod wrote before: the first one was deleted while nobody looked."""
     for node, pod in newest_by_node(pods, int(handle["nodes"])).items():
-        if pod["status"].get("containerStatuses") and not spool.node(node).is_first(start_of(pod)):
+        began = spares.is_needed(node, handle) and pod["status"].get("containerStatuses")
+        if began and not spool.node(node).is_first(start_of(pod)):
             text = f"the pod of node {node} was ended by the cluster, and pod {pod['metadata']['name']} took its place"
             return Poll(state=TargetState.LOST, reason=Reason.PREEMPTED, note=text)
     return None
@@ -272,7 +305,8 @@ async def _see_removed(session: Session, handle: Handle) -> Poll | None:
     """`lost` where a job is complete and pods of it were removed before their records were seen. The server is asked:
     the watch of pods may be behind that of jobs."""
     listed, nodes = [trim_pod(pod) for pod in await session.list_pods(str(handle["attempt"]))], int(handle["nodes"])
-    if len(newest_by_node(listed, nodes)) >= nodes:
+    found = newest_by_node(listed, nodes)
+    if all(node in found for node in range(nodes) if spares.is_needed(node, handle)):
         return None
     text = "the cluster has completed the job, and its pods were removed before their exit records were read"
     return Poll(state=TargetState.LOST, note=text)

@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo
 
 from trainmaster.control.ingest import Read, ingest
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import attempts, iterations, jobs, nodes
+from trainmaster.store import attempts, jobs, nodes
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import JobRow
 
 IST = ZoneInfo("Asia/Kolkata")

@@ -4,8 +4,8 @@
 
 One server works on SQLite, two share PostgreSQL. Each job locks a file for every GPU in its CUDA_VISIBLE_DEVICES: a GPU
 that two jobs have at once is a lock that cannot be taken. It counts steps, saves when it is asked to stop, and goes on
-from there. One project has a quota, and an urgent job that needs every GPU comes in the middle. Every pass of every
-server is judged by the brute-force model of the rules. At the end every job is completed with all its steps, each
+from there. One project has a quota, and urgent jobs that need every GPU come in the middle, one in 12. Every pass of
+every server is judged by the brute-force model of the rules. At the end every job is completed with all its steps, each
 made once, each start was decided by a pass, the quota was kept, and no GPU is held.
 """
 
@@ -130,7 +130,8 @@ def run(
         }  # fmt: skip
         steps[submit.submit(db, parse_spec(spec)).id] = count
 
-    for number in range(jobs - 1):
+    urgent = max(1, jobs // 12)
+    for number in range(jobs - urgent):
         gpus, priority = rng.choice((1, 1, 1, 2, 3)), rng.choice(("low", "normal", "high"))
         project = "small" if gpus <= _QUOTA and rng.random() < 0.3 else "default"
         add(f"j{number}", gpus, priority, preemptible=rng.random() < 0.9, project=project)
@@ -140,13 +141,13 @@ def run(
         return subprocess.Popen(words, env=environment)
 
     living = [start() for _ in range(servers)]
-    urgent, until = False, time.monotonic() + rng.uniform(*every_s)
+    came, until = 0, time.monotonic() + rng.uniform(*every_s)
     try:
-        while not urgent or not all(_is_final(db, job) for job in steps):
+        while came < urgent or not all(_is_final(db, job) for job in steps):
             time.sleep(0.1)
-            if not urgent and sum(_is_final(db, job) for job in steps) >= jobs // 4:
-                add("urgent", _GPUS, "urgent", preemptible=False)
-                urgent = True
+            if came < urgent and sum(_is_final(db, job) for job in steps) >= (came + 1) * jobs // (urgent + 3):
+                add(f"urgent{came}", _GPUS, "urgent", preemptible=False)
+                came += 1
             if time.monotonic() < until:
                 continue
             struck = rng.randrange(servers)

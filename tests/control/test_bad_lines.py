@@ -12,8 +12,9 @@ from sqlalchemy.event import listen
 
 from trainmaster.core.events import Event, Line, split
 from trainmaster.core.plan import EVENTS_FILE
-from trainmaster.store import events, iterations, nodes
+from trainmaster.store import events, nodes
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import iterations
 
 from .lines import ingest_bytes, line, new_job, records
 

@@ -69,6 +69,15 @@ def told(db: Database) -> list[tuple[str, str]]:
         return [(row.topic, row.payload["message"]) for row in outbox.list_unspread(conn)]
 
 
+def test_news_of_a_cap_under_a_cent_has_its_parts(db: Database) -> None:
+    run_since(db, spec(price=0.004, max_cost=0.005), NOW, cents=0.4)
+    budget.enforce(db, now=NOW + 1.05 * HOUR)
+    with db.write() as conn:
+        (news,) = outbox.list_unspread(conn)
+    assert news.topic == "budget.warning"
+    assert (news.payload["spent_cents"], news.payload["cap_cents"]) == (0.42, 0.5)
+
+
 def test_a_job_is_warned_at_four_fifths_and_stopped_at_its_cap(db: Database) -> None:
     job_id = run_since(db, spec(price=6, max_cost=3), NOW, cents=600)
     assert budget.enforce(db, now=NOW) == NOW + 0.4 * HOUR, "it knows when to look again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -10,11 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import event, text, update
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from trainmaster.control.commits import Commits, Found, Reads
-from trainmaster.core.errors import SpecError, StoreError
+from trainmaster.core.errors import JobUnreadable, StoreError
 from trainmaster.core.spec import parse_spec
 from trainmaster.store.attempts import insert_attempt, list_attempts
 from trainmaster.store.database import Connection, Database
@@ -148,7 +149,7 @@ def test_a_row_that_cannot_be_read_is_told_to_its_own_job_alone(any_db: Database
 
     first, bad, last = asyncio.run(go())
     assert [first, last] == [(find_job(db, name), None) for name in (names[0], names[2])]
-    assert isinstance(bad, SpecError) and "tomorrow" in str(bad)
+    assert isinstance(bad, JobUnreadable) and bad.job_id == names[1] and "tomorrow" not in str(bad)
 
 
 def test_where_the_database_is_away_each_who_asked_is_told(db: Database) -> None:
@@ -159,3 +160,69 @@ def test_where_the_database_is_away_each_who_asked_is_told(db: Database) -> None
     assert asyncio.run(go()) == [(None, None)] * 2
     Path(str(db.engine.url.database)).unlink()
     assert [type(answer) for answer in asyncio.run(go())] == [StoreError] * 2
+
+
+def test_reads_that_are_asked_for_at_once_share_a_view_and_an_error_is_its_own(any_db: Database) -> None:
+    db, begun = any_db, list[object]()
+    with db.write() as conn:
+        insert_job(conn, "one", SPEC, at=datetime.now(UTC))
+
+    def refuse() -> None:
+        with db.read() as conn:
+            conn.execute(text("SELECT 1/0"))  # PostgreSQL then refuses whatever follows in this view
+        raise ZeroDivisionError  # SQLite takes it
+
+    async def go(*queries: Callable[[], object]) -> list[object]:
+        reads = Reads()
+        answers = await asyncio.gather(*(reads.read(db, query) for query in queries), return_exceptions=True)
+        await reads.close()
+        return list(answers)
+
+    event.listen(db.engine, "begin", begun.append)
+    find = functools.partial(find_job, db, "one")
+    assert asyncio.run(go(find, find, find)) == [find()] * 3
+    assert len(begun) == 2, "the three, and the one to compare with"
+    first, refused, last = asyncio.run(go(find, refuse, find))
+    assert first == last == find() and isinstance(refused, (DBAPIError, ZeroDivisionError))
+    first, stopped, last = asyncio.run(go(find, lambda: next(iter(())), find))
+    assert first == last == find() and isinstance(stopped, RuntimeError), "a future takes no StopIteration"
+
+
+def test_of_a_task_that_was_cut_off_before_its_turn_nothing_is_written(db: Database) -> None:
+    """Its job's next task may bring the same lines: both in one transaction would be stored twice."""
+
+    async def go() -> None:
+        commits, wait = Commits(), threading.Event()
+        first = asyncio.create_task(commits.write(db, insert("first", wait=wait), what="first"))
+        await asyncio.sleep(0)
+        cut = asyncio.create_task(commits.write(db, insert("cut"), what="cut"))
+        other = asyncio.create_task(commits.write(db, insert("other"), what="other"))
+        await asyncio.sleep(0)
+        cut.cancel()
+        wait.set()
+        await asyncio.gather(first, other)
+        await commits.close()
+
+    asyncio.run(go())
+    assert set(list_ids(db)) == {"first", "other"}
+
+
+def test_where_all_that_wait_were_cut_off_nothing_is_begun(db: Database) -> None:
+    """An empty transaction waits for the one writer too."""
+    begun = list[object]()
+
+    async def go() -> None:
+        commits, wait = Commits(), threading.Event()
+        first = asyncio.create_task(commits.write(db, insert("first", wait=wait), what="first"))
+        await asyncio.sleep(0)
+        cut = asyncio.create_task(commits.write(db, insert("cut"), what="cut"))
+        await asyncio.sleep(0)
+        cut.cancel()
+        wait.set()
+        await first
+        await commits.close()
+        assert await commits.write(db, insert("later"), what="later") == "later", "and the next is done as before"
+
+    event.listen(db.engine, "begin", begun.append)
+    asyncio.run(go())
+    assert len(begun) == 2

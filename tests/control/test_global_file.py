@@ -16,8 +16,9 @@ from trainmaster.core.errors import SpecError
 from trainmaster.core.events import parse
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Status
-from trainmaster.store import attempts, events, iterations, jobs
+from trainmaster.store import attempts, events, jobs
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import iterations
 
 PROGRAM = """
 import json, sys, time

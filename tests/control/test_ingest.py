@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
 
 from trainmaster.api.events import Event
+from trainmaster.control.commits import GroupCommit, Reads
 from trainmaster.control.ingest import Read, cut, ingest
+from trainmaster.core.errors import StoreError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, events, jobs
@@ -151,6 +155,64 @@ def test_two_readers_at_once_keep_each_line_once(db: Database) -> None:
 
     assert sorted(asyncio.run(both())) == [False, True]
     assert [row.offset for row in events.list_events(db, job_id)] == [26 * n for n in range(50)]
+
+
+def test_lines_of_many_jobs_share_a_transaction_and_what_is_wrong_with_one_is_its_own(db: Database) -> None:
+    made, begun = [new_attempt(db) for _ in range(10)], list[object]()
+    content = b'{"phase":"TRAINING","event":"start","data":{"ranks":1}}\n{"phase":"STEP","event":"m"}\nrubbish\n'
+
+    async def go(*names: str) -> list[bool | BaseException]:
+        reads, group = Reads(), GroupCommit()
+        passes = (ingest(db, name, reader(content), zone=UTC, reads=reads, group=group) for name in names)
+        return await asyncio.gather(*passes, return_exceptions=True)
+
+    def count_writes(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        if statement.startswith("UPDATE streams"):
+            begun.append(statement)
+
+    event.listen(db.engine, "before_cursor_execute", count_writes)
+    asyncio.run(ingest(db, made[0][1], reader(content), zone=UTC))
+    assert asyncio.run(go(*(attempt for _, attempt in made[1:6]))) == [True] * 5
+    assert len(begun) == 2, "one alone, five together"
+    *fine, stranger = asyncio.run(go(*(attempt for _, attempt in made[6:]), "nobody.1"))
+    assert fine == [True] * 4 and isinstance(stranger, IntegrityError)
+    kept = [plain(events.list_events(db, job_id)) for job_id, _ in made]
+    assert len(kept[0]) == 3 and kept == [kept[0]] * 10
+    assert [job is not None and job.heard_at is not None for job in (jobs.find_job(db, each) for each, _ in made)] == [
+        True
+    ] * 10
+
+
+@pytest.mark.parametrize(("bytes_", "asked"), [(1000, 1), (80_000, 0)])
+def test_few_lines_of_many_bytes_take_no_part_in_the_transaction_of_others(
+    db: Database, bytes_: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id, attempt), seen, append = new_attempt(db), list[events.Chunk](), GroupCommit.append
+
+    async def count(group: GroupCommit, db: Database, chunk: events.Chunk) -> bool:
+        seen.append(chunk)
+        return await append(group, db, chunk)
+
+    monkeypatch.setattr(GroupCommit, "append", count)
+    content = b'{"phase":"A","event":"b","data":{"text":"%s"}}\n' % (b"x" * bytes_)
+    assert asyncio.run(ingest(db, attempt, reader(content), zone=UTC, reads=Reads(), group=GroupCommit()))
+    assert len(seen) == asked and len(list(events.list_events(db, job_id))) == 1
+
+
+def test_where_the_database_is_away_lines_do_not_wait_for_it_twice(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lose(_group: GroupCommit, _db: Database, _chunk: events.Chunk) -> bool:
+        raise StoreError("the database is locked")
+
+    (job_id, attempt), content = new_attempt(db), b'{"phase":"A","event":"b"}\n'
+    with monkeypatch.context() as patch:
+        patch.setattr(GroupCommit, "append", lose)
+        with pytest.raises(StoreError, match="locked"):
+            asyncio.run(ingest(db, attempt, reader(content), zone=UTC, reads=Reads(), group=GroupCommit()))
+    assert not events.list_events(db, job_id)
+    assert asyncio.run(ingest(db, attempt, reader(content), zone=UTC, reads=Reads(), group=GroupCommit()))
+    assert len(events.list_events(db, job_id)) == 1
 
 
 def test_a_reader_cut_off_in_the_middle_loses_nothing(db: Database) -> None:

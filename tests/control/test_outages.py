@@ -25,9 +25,10 @@ from trainmaster.core.events import split
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import artifacts, events, iterations, jobs
+from trainmaster.store import artifacts, events, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import JobRow
 
 from .drill import workload

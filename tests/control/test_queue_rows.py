@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import event, select
+import pytest
+from sqlalchemy import event, select, text
 
 from control.test_dispatch import Shared
 from trainmaster.control import submit as submitting
@@ -93,3 +95,50 @@ def test_ids_of_the_queue_are_read_from_an_index_alone(db: Database) -> None:
         for statement, values in list(asked):
             plan = conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all()
             assert "USING COVERING INDEX ix_jobs_stage" in plan[0][3], plan
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [{"limits": {"timeout_s": 10**400}}, {"queue": {"max_wait_s": True}}, {"limits": {"timeout_s": float("inf")}},
+     {"limits": {"timeout_s": float("nan")}}, {"resources": {"processes_per_node": True}},
+     {"resources": {"nodes": 1.5}}],
+)  # fmt: skip
+def test_a_number_that_is_none_leaves_one_job_out_and_decides_for_the_others(
+    stated: dict[str, Any], db: Database
+) -> None:
+    bad, good = (str(uuid.uuid4()) for _ in range(2))
+    with db.write() as conn:
+        for job_id in (bad, good):
+            jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x"]}), at=datetime.now(UTC))
+        plain = {**schema.to_plain(parse_spec({"name": "a", "command": ["x"]})), **stated}
+        # By hand: `inf` is no JSON, and Python reads it all the same.
+        conn.execute(text("UPDATE jobs SET spec = :spec WHERE id = :id"), {"spec": json.dumps(plain), "id": bad})
+    assert {row.id for row in queue.list_waiting(db, driven=False)} == {good} == {*queue.list_rows(db, [bad, good])}
+
+
+def test_a_time_of_earlier_versions_that_never_ends_has_no_date(db: Database) -> None:
+    """The pages name when the next job is expected to start, and there is no such date."""
+    now, (holder, waits) = datetime.now(UTC), [f"{0:08}-0000-4000-8000-{number:012}" for number in range(2)]
+    plain = {**schema.to_plain(parse_spec({"name": "a", "command": ["x"]})), "limits": {"timeout_s": 1e300}}
+    with db.write() as conn:
+        devices.record(conn, "a", "gpu", [Device(id="GPU-0", machine="m0")], at=now)
+        for job_id in (holder, waits):
+            jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x"]}), at=now)
+            conn.execute(t.jobs.update().where(t.jobs.c.id == job_id).values(spec=plain))
+        attempt = attempts.insert_attempt(conn, holder, 1, handle={}, at=now)
+        jobs.advance(conn, holder, seen=Stage.QUEUED, to=Stage.RUNNING, at=now)
+        devices.book(conn, "a", attempt, {"m0": ("GPU-0",)}, at=now)
+    [held] = queue.list_holders(db, devices.list_devices(db), now=now)
+    [waiting] = queue.to_waiting(queue.list_waiting(db, driven=False), ["gpu"])
+    assert (held.end_s, waiting.longest_s) == (None, None)
+
+
+@pytest.mark.parametrize("handle", ["[1]", "7", '{"devices": 5}', '{"devices": ["m0"]}', '{"devices": {"m0": []}}'])
+def test_a_handle_that_is_none_says_nothing_of_the_machines_before(handle: str, db: Database) -> None:
+    job_id, now = str(uuid.uuid4()), datetime.now(UTC)
+    with db.write() as conn:
+        jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x"]}), at=now)
+        attempts.insert_attempt(conn, job_id, 1, handle={}, at=now)
+        conn.execute(text("UPDATE attempts SET handle = :handle"), {"handle": handle})
+    [row] = queue.list_waiting(db, driven=False)
+    assert row.machines == (("m0",) if "[]" in handle else ())

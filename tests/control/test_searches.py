@@ -12,6 +12,7 @@ import pytest
 
 from control import search_chaos
 from control.search_rows import Told, end, find_deviations, list_open, list_results, report
+from control.test_unreadable_jobs import spoil
 from trainmaster import targets
 from trainmaster.control import failpoints
 from trainmaster.control.queueing import searching, sets, study
@@ -369,3 +370,24 @@ def test_a_search_whose_runs_log_without_end_leaves_time_for_others(
     sets.advance(db)
     assert 0 < passes < 20
     assert [trial.open for trial in store.list_trials(db, other.id)] == [True]
+
+
+def test_a_trial_that_cannot_be_read_is_recorded_as_any_other(db: Database) -> None:
+    """Its events and its end need no spec."""
+    row = sets.submit_set(db, parse_sweep(document(2, trials=3)))
+    sets.advance(db)
+    bad, good = (trial.job_id or "" for trial in list_open(db, row.id))
+    spoil(db, bad, "newer field")
+    for job_id, loss in ((bad, 0.5), (good, 0.4)):
+        report(db, job_id, (1, loss))
+        end(db, job_id)
+    sets.advance(db)
+    assert [(state, value) for _, _, state, value, _ in list_results(db, row.id)][:2] == [
+        ("complete", 0.5), ("complete", 0.4),
+    ]  # fmt: skip
+    [last] = [trial.job_id or "" for trial in store.list_trials(db, row.id) if trial.open]  # the search goes on
+    sets.cancel(db, row.id)
+    spoil(db, last, "newer field")
+    end(db, last, Status.CANCELLED)
+    sets.advance(db)
+    assert store.list_unfinished(db) == []

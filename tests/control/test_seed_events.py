@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainmaster.store import iterations
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations
 
 from .lines import job_of, line, records, said, utc
 

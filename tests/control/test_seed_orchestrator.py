@@ -29,9 +29,9 @@ from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.documents import yaml_file
 from trainmaster.storage import Store, open_store
 from trainmaster.store import artifacts, attempts, jobs, tables
-from trainmaster.store import iterations as read_records
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations as read_records
 from trainmaster.store.rows import JobRow
 
 from .drill import workload

@@ -11,16 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from control.test_unreadable_jobs import KINDS, spoil
 from trainmaster import targets
 from trainmaster.control import failpoints
 from trainmaster.control import submit as submitting
 from trainmaster.control.queueing import sets
 from trainmaster.core.config.sweep import parse_sweep
-from trainmaster.core.errors import SpecError, TargetError
+from trainmaster.core.errors import JobFinal, SpecError, TargetError
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import jobs, known_targets
+from trainmaster.pages import sets as pages
+from trainmaster.store import audit, jobs, known_targets
 from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
+from trainmaster.store.heads import find_head
 from trainmaster.store.migrate import open_database
 
 DOCUMENT = {
@@ -127,7 +130,8 @@ def test_any_order_of_deaths_ends_and_cancels(steps: list[str], parallel: int) -
             elif step == "end" and (going := open_jobs(db, row.id)):
                 end(db, going[-1])
             elif step == "cancel":
-                sets.cancel(db, row.id)
+                with contextlib.suppress(JobFinal):  # it is over
+                    sets.cancel(db, row.id)
                 begun_at_cancel = begun_at_cancel if begun_at_cancel is not None else len(jobs.list_ids(db))
             else:
                 sets.advance(db)
@@ -147,6 +151,25 @@ def test_a_cancel_stops_what_is_open_and_begins_no_more(db: Database) -> None:
     rows = [jobs.find_job(db, job_id) for job_id in jobs.list_ids(db)]
     assert len(rows) == 2 and all(job is not None and job.cancel_requested for job in rows)
     assert store.list_unfinished(db) == []
+
+
+@pytest.mark.parametrize("ended", [Status.COMPLETED, Status.FAILED, Status.CANCELLED])
+def test_the_result_of_a_set_that_is_over_is_not_rewritten(db: Database, ended: Status) -> None:
+    row = sets.submit_set(db, parse_sweep({**DOCUMENT, "parallel": 6}))
+    sets.advance(db)
+    first, *others = open_jobs(db, row.id)
+    end(db, first, ended)
+    for job_id in others[:-1]:
+        end(db, job_id, ended if ended is Status.CANCELLED else Status.COMPLETED)
+    if ended is Status.FAILED:  # one that goes on can be cancelled
+        sets.cancel(db, row.id)
+        ended = Status.CANCELLED
+    end(db, others[-1], ended if ended is Status.CANCELLED else Status.COMPLETED)
+    for _ in range(2):
+        page = pages.read_one(db, row.id)
+        assert page is not None and page.set.status is ended
+        with pytest.raises(JobFinal, match=f"set {row.id} is already {ended}; there is nothing to cancel"):
+            sets.cancel(db, row.id)
 
 
 def test_a_trial_that_cannot_begin_says_why_and_begins_when_it_can(
@@ -188,3 +211,34 @@ def test_a_trial_does_not_begin_on_a_target_that_was_taken_from_its_project(db: 
         known_targets.put_grant(conn, "local", "lab", user="tm-lab", identity={}, at=datetime.now(UTC))
     sets.advance(db, load=lambda _: targets.load("local"))
     assert len(jobs.list_ids(db)) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_that_cannot_be_read_is_shown_as_it_is_and_cancelled_with_the_others(kind: str, db: Database) -> None:
+    row = sets.submit_set(db, parse_sweep({**DOCUMENT, "parallel": 6}))
+    sets.advance(db)
+    trials = open_jobs(db, row.id)
+    for job_id in trials[:2]:
+        spoil(db, job_id, kind)
+    page = pages.read_one(db, row.id)
+    assert page is not None and page.set == pages.read(db).sets[0]
+    assert (page.set.status, page.set.counts) == (Status.PENDING, {"pending": 6})
+    bad, good = page.trials[0], page.trials[2]
+    assert (bad.job, good.message) == (trials[0], "") and "cannot be read" in bad.message
+    sets.cancel(db, row.id)
+    for _ in range(3):
+        sets.advance(db)
+    heads = [find_head(db, job_id) for job_id in trials]
+    assert all(head is not None and head.cancel_requested for head in heads) and store.list_unfinished(db) == []
+    asked = [entry.subject for entry in audit.list_audit(db) if entry.action == "job.cancel"]
+    assert sorted(asked) == sorted(f"job:{job_id}" for job_id in trials), "once each"
+
+
+def test_a_set_whose_trials_cannot_be_read_is_over_when_they_are(db: Database) -> None:
+    row = sets.submit_set(db, parse_sweep({**DOCUMENT, "parallel": 6}))
+    sets.advance(db)
+    for job_id in open_jobs(db, row.id):
+        spoil(db, job_id, "newer field")
+        end(db, job_id)
+    page = pages.read_one(db, row.id)
+    assert page is not None and (page.set.status, page.set.counts) == (Status.COMPLETED, {"completed": 6})

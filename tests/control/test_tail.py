@@ -9,22 +9,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from sims.timed_target import LINE_BYTES, Place, parse
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
+from trainmaster.control.commits import GroupCommit
 from trainmaster.control.context import Context
-from trainmaster.control.tail import GroupCommit, Tail
+from trainmaster.control.tail import Tail
 from trainmaster.core.events import split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.storage import open_store
-from trainmaster.store import attempts, iterations, leases
+from trainmaster.store import attempts, leases
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
 from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
+from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Submission
 
@@ -80,6 +83,39 @@ def test_lines_of_many_jobs_are_kept_as_those_of_one(db: Database) -> None:
     assert [rows(db, job_id) for job_id in together] == [rows(db, alone)] * 3
 
 
+def test_records_of_many_jobs_take_as_many_statements_as_those_of_one(db: Database) -> None:
+    asked: list[str] = []
+
+    def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        asked.append(statement)
+
+    def count(job_ids: Sequence[str]) -> list[int]:
+        counts, offset = list[int](), 0
+        for raw in (b'{"phase":"PROJECT","event":"start","data":{"host":"a"}}\n', *LINES):
+            asked.clear()
+            append(db, [chunk(job_id, raw, offset=offset) for job_id in job_ids])
+            counts.append(len(asked))
+            offset += len(raw)
+        return counts
+
+    event.listen(db.engine, "before_cursor_execute", note)
+    alone, together = [insert_running(db)], [insert_running(db) for _ in range(20)]
+    assert count(together) == count(alone)
+    assert [rows(db, job_id) for job_id in together] == [rows(db, alone[0])] * 20
+
+
+def test_two_streams_of_one_job_come_together_and_each_counts(db: Database) -> None:
+    """As of two attempts, where one was read late."""
+    job_id, at = insert_running(db), datetime.now(UTC)
+    with db.write() as conn:
+        attempts.insert_attempt(conn, job_id, 2, handle={"attempt": f"{job_id}.2"}, at=at)
+    end = b'{"phase":"TRAINING","event":"end","data":{"time_taken":2.5}}\n'
+    lines = split(end, offset=0, zone=UTC)
+    both = [Chunk(job_id=job_id, attempt=f"{job_id}.{number}", lines=lines) for number in (1, 2)]
+    assert append(db, both) == [True, True]
+    assert [(step.kind, step.step_time) for step in iterations.list_steps(db, job_id)] == [("training", 5.0)]
+
+
 def test_a_reader_that_was_second_keeps_nothing_and_harms_nobody(db: Database) -> None:
     first, second = insert_running(db), insert_running(db)
     assert append(db, [chunk(first, LINES[1], offset=0), chunk(second, LINES[1], offset=0)]) == [True, True]
@@ -93,9 +129,9 @@ def test_lines_that_come_together_are_committed_together_or_not_at_all(db: Datab
     good, stranger = insert_running(db), str(uuid.uuid4())
 
     async def go(*job_ids: str) -> list[bool | BaseException]:
-        group = GroupCommit(db)
+        group = GroupCommit()
         return await asyncio.gather(
-            *(group.append(chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
+            *(group.append(db, chunk(job_id, LINES[1], offset=0)) for job_id in job_ids), return_exceptions=True
         )
 
     assert [type(answer) for answer in asyncio.run(go(good, stranger))] == [IntegrityError] * 2

@@ -21,6 +21,7 @@ from trainmaster.core.money.cost import (
     left_s,
     month_of,
     reached_at,
+    round_cents,
 )
 
 T0 = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -120,6 +121,25 @@ def test_the_way_to_the_end_is_told_only_where_pace_and_goal_are_known() -> None
     assert left_s(marks((0, 1), (100, 11)), None, now=now) is None
     assert forecast(Amount(known_cents=100), cents_per_hour=3600, left_s=10) == pytest.approx(110)
     assert forecast(Amount(known_cents=100), cents_per_hour=3600, left_s=None) is None
+
+
+def test_the_limits_of_a_job_bound_its_forecast_or_are_it() -> None:
+    spent = Amount(known_cents=100)
+
+    def ask(**more: float | None) -> float | None:
+        return forecast(spent, **{"cents_per_hour": 3600.0, "left_s": None, **more})  # type: ignore[arg-type]
+
+    assert ask(timeout_s=10) == ask(left_s=20, timeout_s=10) == ask(left_s=10, timeout_s=20) == pytest.approx(110)
+    assert ask(cap_cents=105) == ask(left_s=10, cap_cents=105) == pytest.approx(105)
+    assert ask(cap_cents=905, earlier_cents=800) == pytest.approx(105), "a cap holds for the whole run"
+    assert ask(cap_cents=50) == pytest.approx(100), "what is spent is spent"
+    assert ask(left_s=0.0, timeout_s=10, cap_cents=500) == pytest.approx(100), "it is over"
+    assert ask(cents_per_hour=0.0, timeout_s=10, cap_cents=500) is None, "it has not begun"
+
+
+def test_only_an_amount_under_a_cent_keeps_its_parts() -> None:
+    assert [round_cents(x) for x in (None, 0.0, 1e-9, 0.25, 1.0, 99.6, -0.25)] == [None, 0, 1e-6, 0.25, 1, 100, 0]
+    assert type(round_cents(99.6)) is int
 
 
 def test_amounts_are_told_as_they_are() -> None:

@@ -16,7 +16,7 @@ from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
 from trainmaster.core.expect import Expect, parse_expect
 from trainmaster.core.plan import ExitRecord, Plan
-from trainmaster.core.schema import build, describe, to_plain, to_stated
+from trainmaster.core.schema import Parts, build, describe, to_plain, to_stated
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason
 
@@ -117,6 +117,25 @@ def test_plain_form_reads_back_the_same() -> None:
     assert Plan.from_json(plan.to_json()) == plan
     record = ExitRecord(attempt="a.1", ok=False, ended_at="2026-01-01T00:00:00Z", reason=Reason.DISK_FULL)
     assert ExitRecord.from_json(record.to_json()) == record
+
+
+def test_parts_that_were_built_before_are_taken_and_the_spec_is_the_same() -> None:
+    parts: Parts = {}
+    first = {**GOOD, "limits": {"timeout_s": 1}}
+    other = {**GOOD, "name": "other", "limits": {"timeout_s": 2}}
+    assert build(JobSpec, first, parts=parts) == build(JobSpec, first)
+    again = build(JobSpec, other, parts=parts)
+    assert again == build(JobSpec, other) and again.limits.timeout_s == 2
+    assert again.train is build(JobSpec, first, parts=parts).train
+
+
+def test_a_part_with_a_fault_is_not_kept_and_equal_values_of_other_types_are_other_parts() -> None:
+    parts: Parts = {}
+    build(JobSpec, {**GOOD, "resources": {"nodes": 1}}, parts=parts)
+    for _ in range(2):
+        with pytest.raises(SpecError) as caught:
+            build(JobSpec, {**GOOD, "resources": {"nodes": True}}, parts=parts)
+        assert [fault.path for fault in caught.value.faults] == ["resources.nodes"]
 
 
 def test_stated_form_has_no_nulls_but_those_that_were_stated_and_reads_back_the_same() -> None:

@@ -134,3 +134,17 @@ def test_what_can_never_fit_is_said() -> None:
 def test_no_trace_breaks_a_rule_of_the_model() -> None:
     broken = {seed: faults for seed in range(60) if (faults := traces.run(seed).faults)}
     assert broken == {}
+
+
+def test_a_job_behind_the_first_reads_what_is_free_and_what_is_kept() -> None:
+    """Where nothing is free nothing is kept, and of what is free only a part may be."""
+    full = _decide(_wait("first", 8), _wait("next"), running=(_run("r", *range(8), end_s=9.0),))
+    assert [wait.text for wait in full.waits][1] == "it needs 1 GPU, and none is free"
+    half = _decide(_wait("first", 8), _wait("next"), running=(_run("r", 0, 1, 2, 3, end_s=9.0),))
+    assert [wait.text for wait in half.waits][1] == (
+        "it needs 1 GPU, none is free besides the 4 kept for the first in the queue"
+    )
+    part = _decide(_wait("first", 6), _wait("next", 3), running=(_run("r", 0, 1, 2, 3, end_s=9.0),))
+    assert [wait.text for wait in part.waits][1] == (
+        "it needs 3 GPUs, 2 free besides the 2 kept for the first in the queue"
+    )

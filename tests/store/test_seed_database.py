@@ -13,9 +13,10 @@ from sqlalchemy.exc import IntegrityError
 from trainmaster.core.events import split
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Stage, Status
-from trainmaster.store import attempts, events, iterations, jobs, tables
+from trainmaster.store import attempts, events, jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations
 
 pytestmark = pytest.mark.both_databases
 

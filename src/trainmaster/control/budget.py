@@ -27,14 +27,15 @@ from trainmaster.control.clock import Clock
 from trainmaster.control.context import log_failure
 from trainmaster.control.notify import outbox
 from trainmaster.core.errors import OverBudget
-from trainmaster.core.money.cost import Amount, Span, add_up, burn, dollars, reached_at
+from trainmaster.core.money.cost import Amount, Span, add_up, burn, dollars, reached_at, round_cents
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
 from trainmaster.store import attempts, costs
-from trainmaster.store.costs import BudgetRow, Spending
+from trainmaster.store.costs import BudgetRow
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.outbox import is_known
 from trainmaster.store.rows import JobRow
+from trainmaster.store.spending import Spending, list_spending
 
 WARN_AT = 0.8  # of a cap
 LOOK_S = 10.0  # a job that begins between two looks overruns a cap by at most so much
@@ -130,7 +131,7 @@ def enforce(db: Database, *, now: datetime | None = None, clock: Clock | None = 
     now = now if now is not None else clock.now()
     with db.read() as conn:
         budgets = costs.list_budgets(conn)
-        running = costs.list_spending(conn, capped=not budgets)
+        running = list_spending(conn, capped=not budgets)
         limits = [*_job_limits(conn, running, now, clock), *_project_limits(conn, running, budgets, now, clock)]
     coming = [_hold(db, limit, now) for limit in limits]
     return min((when for when in coming if when is not None), default=None)
@@ -252,8 +253,8 @@ def _tell(conn: Connection, limit: _Limit, topic: str, message: str, now: dateti
         "action": Reason.OVER_BUDGET.rule.action,
         "url": f"/jobs/{job.job_id}" if job is not None else f"/?project={limit.project}",
         "at": now.isoformat(timespec="milliseconds"),
-        "spent_cents": round(limit.spent.known_cents),
-        "cap_cents": round(limit.cap_cents),
+        "spent_cents": round_cents(limit.spent.known_cents),
+        "cap_cents": round_cents(limit.cap_cents),
         "unknown": limit.spent.unknown,
     }
     key, project = _key(limit, topic), limit.project

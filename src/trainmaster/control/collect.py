@@ -52,7 +52,7 @@ class _CutOff(Exception):
 
 async def store_project(context: Context, job: JobRow) -> None:
     """Build the project file of a job and store it with what it names, once."""
-    rows = await asyncio.to_thread(artifacts.list_artifacts, context.db, job.id)
+    rows = await context.read(artifacts.list_artifacts, job.id)
     if any(row.path == PROJECT_FILE for row in rows):
         return
     # The file itself last: what it names is then there.

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from trainmaster.control import failpoints
-from trainmaster.control.commits import Commits, Reads
+from trainmaster.control.commits import Commits, GroupCommit, Reads
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import Unreachable
@@ -24,6 +24,7 @@ from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Submission, Target
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _LONGEST_REST_S = 900.0
 
 # Longest wait for one call of a target, in seconds; then we could not ask, and ask again later.
@@ -87,6 +88,7 @@ class Context:
     rules: Rules = field(default_factory=Rules)  # of that queue
     commits: Commits = field(default_factory=Commits)
     reads: Reads = field(default_factory=Reads)
+    lines: GroupCommit = field(default_factory=GroupCommit)
 
     async def call(self, name: str, answer: Awaitable[T]) -> T:
         """Ask or tell a target, for so long as it may take."""
@@ -101,6 +103,10 @@ class Context:
         if name in _EFFECTS:
             failpoints.after(f"call {name}")
         return result
+
+    async def read(self, query: Callable[Concatenate[Database, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask the rows; a short query, which shares a thread with those of other jobs."""
+        return await self.reads.read(self.db, lambda: query(self.db, *args, **kwargs))
 
     async def apply(self, job_id: str, change: Callable[[Connection], T], *, what: str) -> T:
         """Write for a job, in one transaction that holds only if the job is still ours. `what` names it for drills."""

@@ -26,11 +26,12 @@ from datetime import tzinfo
 from functools import partial
 
 from trainmaster.control import failpoints, quotas
+from trainmaster.control.commits import GroupCommit, Reads
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import events
 from trainmaster.store.capacity import event_quota
-from trainmaster.store.database import Database
+from trainmaster.store.database import Database, is_unavailable
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow
 from trainmaster.store.transaction_size import TransactionSize
@@ -40,6 +41,7 @@ LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longe
 PASS_LIMIT = 64 << 20  # bytes of one pass, so that one job's backlog does not delay its other work
 _SKIP_WEIGHT = 8  # bytes inside a line that is too long, for each that counts towards PASS_LIMIT
 TEXT_LIMIT = 1 << 12  # bytes stored as text of each piece of a line that is too long
+_FEW_LINES, _FEW_LINES_BYTES = 20, 64 << 10  # share a transaction with those of other jobs
 _FEW_BYTES = 1 << 12  # cut at once: a thread takes longer to ask than they do
 TAIL_BYTES = 64  # before the offset, compared at every read
 
@@ -64,13 +66,17 @@ async def ingest(
     chunk: int = CHUNK,
     line_limit: int = LINE_LIMIT,
     kept_limit: float | None = None,
+    reads: Reads | None = None,
+    group: GroupCommit | None = None,
 ) -> bool:
     """One pass from the acknowledged offset. True if it reached the end of the stream.
 
     `last`: no process writes to the stream any more; the half line at its end is stored too. `kept_limit`: bytes that
-    the events of the job may take; not given: as the environment says.
+    the events of the job may take; not given: as the environment says. With `reads` and `group`, few lines are read and
+    committed together with those of other jobs.
     """
-    seen, kept_before = await asyncio.to_thread(_find_stream, db, attempt, stream)
+    find = partial(_find_stream, db, attempt, stream)
+    seen, kept_before = await (reads.read(db, find) if reads is not None else asyncio.to_thread(find))
     start, inside, base, tail = seen.offset, seen.inside, seen.base, seen.tail
     held = b""  # bytes behind `start` that are not yet a whole line
     taken, replaced, size = 0, False, TransactionSize()
@@ -99,7 +105,7 @@ async def ingest(
             lines, inside = rest() if len(held) < _FEW_BYTES else await asyncio.to_thread(rest)
             kept, room = _fit(lines, room)
             if kept:
-                if not await asyncio.to_thread(_store, db, seen, kept, held, inside=inside, tail=tail, size=size):
+                if not await _store(db, seen, kept, held, inside=inside, tail=tail, size=size, group=group):
                     return False  # another reader was first: the next pass begins where it stopped
                 end = kept[-1].offset + kept[-1].length
                 tail = tail_of(tail, held[: end - start])
@@ -173,7 +179,32 @@ def _begin_file(
         return base if events.append_chunks(conn, [chunk])[0] else None
 
 
-def _store(
+async def _store(
+    db: Database,
+    seen: StreamRow,
+    lines: Sequence[Line],
+    raw: bytes,
+    *,
+    inside: bool,
+    tail: bytes | None,
+    size: TransactionSize,
+    group: GroupCommit | None,
+) -> bool:
+    """Commit lines with their offset; False if another reader was first."""
+    length = lines[-1].offset + lines[-1].length - lines[0].offset
+    if group is not None and len(lines) <= _FEW_LINES and length <= _FEW_LINES_BYTES:
+        end = tail_of(tail, raw[:length])
+        job_id = seen.attempt.rpartition(".")[0]
+        chunk = Chunk(job_id=job_id, attempt=seen.attempt, stream=seen.stream, lines=lines, inside=inside, tail=end)
+        try:
+            return await group.append(db, chunk)
+        except Exception as error:  # perhaps another job's: what is wrong with ours is met by itself
+            if is_unavailable(error):
+                raise  # each would wait again, one behind the other, for what is not there
+    return await asyncio.to_thread(_store_alone, db, seen, lines, raw, inside=inside, tail=tail, size=size)
+
+
+def _store_alone(
     db: Database,
     seen: StreamRow,
     lines: Sequence[Line],

@@ -32,6 +32,11 @@ USER = r"[A-Za-z0-9_][A-Za-z0-9._@+/-]{0,127}"
 _PROJECT = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}"
 # Folders of the home that jobs write to: what lies there is theirs, and never a setting of the server.
 _OF_JOBS = ("jobs", "storage", "reconcilers")
+# The installation lies where that account may not read, most often in a home folder.
+_ADVICE_ON_PYTHON = (
+    "; use an account that can read this installation, or install it where every account can, as /opt; for a test on "
+    "your own machine: `trainmaster serve --trust-jobs` needs no grant"
+)
 log = logging.getLogger(__name__)
 
 
@@ -205,7 +210,10 @@ def _identify(word: str, name: str) -> dict[str, str]:
     try:
         found = targets.identify(word)
     except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+        told = f"{name}: {str(error).removeprefix(f'{name}: ')}"
+        if targets.traits(word).here and "cannot run" in told:
+            told += _ADVICE_ON_PYTHON
+        raise UsageError(told) from None
     own = f"{machine_id()}/{os.geteuid()}"
     for place, answer in found.items():
         if answer.endswith("/0") or answer == own:

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from trainmaster.control import workdir
 from trainmaster.control.project_yaml import prefix
-from trainmaster.core.errors import JobMissing, JobOpen, StorageError, StoreError, UsageError
+from trainmaster.core.errors import JobMissing, JobOpen, JobUnreadable, StorageError, StoreError, UsageError
 from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.storage import Store
 from trainmaster.store import attempts, audit, jobs, projection
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.rows import log_once
 
 DATABASE_FILE = "trainmaster.db"
 RETAIN_VARIABLE = "TRAINMASTER_RETAIN_DAYS"  # final jobs older than this are deleted; not set: none
@@ -164,6 +165,8 @@ def _sweep(db: Database, home: Path, storage: Store) -> None:
             log.info("job %s deleted: it ended more than %g days ago", job_id, days)
         except JobOpen:
             pass  # a later job needs its checkpoints
+        except JobUnreadable as error:
+            log_once(error)
         except StorageError as error:  # one object that cannot be removed does not keep the other jobs
             log.warning("job %s is kept, its stored files cannot be removed: %s", job_id, error)
 

@@ -53,7 +53,9 @@ async def _ingest_file(
 
     try:
         zone = zone_of(job.spec, EVENTS_FILE)
-        return await ingest(context.db, attempt.id, read, zone=zone, stream=stream, last=last)
+        return await ingest(
+            context.db, attempt.id, read, zone=zone, stream=stream, last=last, reads=context.reads, group=context.lines
+        )
     except Unreachable:
         raise
     except TargetError as refused:

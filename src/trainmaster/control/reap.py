@@ -16,8 +16,10 @@ from pathlib import Path
 
 from trainmaster import targets
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.store import attempts, instances, jobs
+from trainmaster.store import attempts, instances
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
+from trainmaster.store.heads import find_head
 from trainmaster.targets import Handle, Lists, Owned, Rents, Target
 
 log = logging.getLogger(__name__)
@@ -67,7 +69,7 @@ async def find(
 async def sweep(db: Database, home: Path, *, load: Callable[[str], Target] = targets.load) -> list[Leftover]:
     """End what machines that were lost and are back still run of attempts that are over; what was ended."""
     ended = []
-    for word in await asyncio.to_thread(jobs.list_targets, db):
+    for word in await asyncio.to_thread(queue.list_used_words, db):
         if (stated := targets.find_traits(word)) is not None and stated.here:
             continue  # this machine cannot be lost without us
         try:
@@ -102,7 +104,7 @@ def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home
         why = "not rented by trainmaster; left alone"
         return Leftover(attempt=owned.attempt, target=word, what=owned.what, why=why, ours=False, handle=owned.handle)
     job_id, _, number = owned.attempt.rpartition(".")
-    job = jobs.find_job(db, job_id) if db is not None else None
+    job = find_head(db, job_id) if db is not None else None
     # A target of this machine says in which folder an attempt lies; of another home it is not ours to end.
     handle, folder = owned.handle, owned.handle.get("folder")
     if folder is not None and (traits := targets.find_traits(word)) is not None and traits.here:
@@ -122,7 +124,7 @@ def _judge(db: Database | None, home: Path, word: str, owned: Owned, *, any_home
         why = "no database to say who owns it" if here else "of another home; left alone"
     elif job is None:
         why = "no job of this database" if here else "of another home; left alone"
-    elif job.status.final:
+    elif job.final:
         why = f"its job is {job.status}"
     elif number.isdecimal() and int(number) < job.attempts:
         why = f"its job is at attempt {job.attempts}"

@@ -27,19 +27,20 @@ from trainmaster.control.clock import Clock
 from trainmaster.control.context import TIMEOUTS_S, Context, LeaseLost, backoff_after, log_failure
 from trainmaster.control.deadlines import Deadlines
 from trainmaster.control.liveness import Liveness, find_dead
+from trainmaster.control.notify import unreadable
 from trainmaster.control.queueing import dispatch, schedules, sets
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.control.tail import Tail
 from trainmaster.control.transitions import end_overdue
 from trainmaster.core.backoff import backoff_s
-from trainmaster.core.errors import TrainmasterError
+from trainmaster.core.errors import JobUnreadable, TrainmasterError
 from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Rules
 from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs, leases
 from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import JobRow, log_once
 from trainmaster.targets import Target
 
 _AHEAD_S = 60.0  # between two looks for schedules that wait for a time too far ahead
@@ -159,7 +160,7 @@ async def _loop(
             task.cancel()
         await asyncio.gather(*working.values(), return_exceptions=True)
         await dispatcher.close()
-        await tail.close()
+        await context.lines.close()
         await context.commits.close()
         await context.reads.close()
 
@@ -268,6 +269,9 @@ async def _work(
                 )
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
+        except JobUnreadable as error:
+            log_once(error)
+            await unreadable.tell(context, job_id)
         except Exception as error:
             if isinstance(error, TrainmasterError):  # a target that cannot be asked is daily life
                 log.warning("job %s: %s", job_id, error)

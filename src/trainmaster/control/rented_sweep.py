@@ -16,9 +16,10 @@ from trainmaster.api.nodes import Instance as InstanceRow
 from trainmaster.control.context import Context
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.errors import TargetError, UsageError
-from trainmaster.store import attempts, instances, jobs
+from trainmaster.store import attempts, instances
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
-from trainmaster.store.rows import JobRow
+from trainmaster.store.heads import JobHead, find_head
 from trainmaster.targets import Instance, InstanceState, Listing, Rents, home_mark
 
 BUSY_S, IDLE_S = 5.0, 60.0  # between two looks: after an error, and where no machine is rented
@@ -33,14 +34,14 @@ class Unwanted:
 
     instance: Instance
     why: str
-    job: JobRow | None
+    job: JobHead | None
     outlives: bool  # its job or attempt was over when the listing was requested
 
 
 async def sweep(context: Context) -> float:
     """One look at every provider; seconds until the next one."""
     open_targets, rest_s = await asyncio.to_thread(instances.list_open_targets, context.db), IDLE_S
-    for word in {*open_targets, *await asyncio.to_thread(jobs.list_targets, context.db)}:
+    for word in {*open_targets, *await asyncio.to_thread(queue.list_used_words, context.db)}:
         try:
             target = context.load(word)
             if isinstance(target, Rents):
@@ -71,7 +72,8 @@ def find_unwanted(context: Context, listing: Listing, *, settle_s: float) -> lis
     for instance in ours:
         assert instance.label is not None
         row = rows.get(instance.name)
-        job = jobs.find_job(context.db, instance.label.attempt.partition(".")[0])
+        # Its spec is not asked for: one that cannot be read would keep every machine that leaked.
+        job = find_head(context.db, instance.label.attempt.partition(".")[0])
         if row is None and job is None and instance.label.home != mark:
             continue  # of another home: shown by `reap`, left alone
         why, outlives = _judge(context.db, instance, row, job, listing, settle_s=settle_s)
@@ -81,13 +83,13 @@ def find_unwanted(context: Context, listing: Listing, *, settle_s: float) -> lis
 
 
 def _judge(
-    db: Database, instance: Instance, row: InstanceRow | None, job: JobRow | None, listing: Listing, *, settle_s: float
+    db: Database, instance: Instance, row: InstanceRow | None, job: JobHead | None, listing: Listing, *, settle_s: float
 ) -> tuple[str, bool]:
     """Why a machine is not wanted, and whether it outlives its job; an empty reason where it is wanted."""
     if job is None:
         return "no job of this database", False
     late = timedelta(seconds=settle_s)
-    if job.status.final:
+    if job.final:
         return f"its job is {job.status}", job.ended_at is not None and listing.at > job.ended_at + late
     if row is None:
         return "it has no row", False

@@ -98,7 +98,7 @@ async def _queue(context: Context, job: JobRow) -> bool:
         return await end_job(context, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
     handle = {**planned.handle, "devices": assigned} if assigned else planned.handle
     price = budget.price_of(job.spec, handle)
-    if spent := await asyncio.to_thread(budget.refuse_start, context.db, job, price=price, now=context.now()):
+    if spent := await context.read(budget.refuse_start, job, price=price, now=context.now()):
         return await end_job(context, job, Status.FAILED, Reason.OVER_BUDGET, spent)
 
     def change(conn: Connection) -> bool:
@@ -171,8 +171,9 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
             return await abandon(context, job, attempt, Reason.TARGET_ERROR, str(refused), sent=False)
 
     def change(conn: Connection) -> bool:
-        attempts.set_handle(conn, attempt.id, handle)
-        costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
+        if handle != attempt.handle:
+            attempts.set_handle(conn, attempt.id, handle)
+            costs.set_price(conn, attempt.id, budget.price_of(job.spec, handle))
         # Committed before submit is called: from here on something may exist.
         return move(conn, context, job, Stage.STAGING)
 
@@ -242,7 +243,7 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     await ingest_nodes(context, job, attempt, handle)
     waits = poll.state is TargetState.WAITING
     go = job.stage is Stage.CHECKING and not waits
-    go = go and await asyncio.to_thread(has_passed_checks, context.db, job, attempt)
+    go = go and await context.read(has_passed_checks, job, attempt)
     if not go and not request and await _note_overdue_or_stalled(context, job, attempt):
         return True
     note = request.text if request else _silence(job) or poll.note
@@ -250,8 +251,10 @@ async def _watch(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
         note = f"it ran, and waits again: {note}"
 
     def change(conn: Connection) -> bool:
-        attempts.record_poll(conn, attempt.id, poll.state, at=context.now())
-        jobs.set_message(conn, job.id, note)
+        if poll.state is not attempt.report:
+            attempts.record_poll(conn, attempt.id, poll.state, at=context.now())
+        if note != job.message:
+            jobs.set_message(conn, job.id, note)
         return go and _begin(conn, context, job, attempt)
 
     if not go and poll.state is attempt.report and note == job.message:

@@ -12,7 +12,7 @@ from trainmaster import targets
 from trainmaster.control import budget, inputs, known_targets, workdir
 from trainmaster.control.queueing import dispatch
 from trainmaster.core.config.queue import After
-from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, SpecError
+from trainmaster.core.errors import Fault, JobFinal, JobMissing, JobOpen, JobUnreadable, SpecError
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.secret.shapes import recognise
@@ -68,6 +68,20 @@ def submit_once(
             if within is not None:
                 within(conn, job_id)
     return _known(db, job_id), new
+
+
+def check_only(
+    db: Database, spec: JobSpec, *, key: str | None = None, load: Callable[[str], Target] = targets.load
+) -> None:
+    """Refuse what `submit_once` would refuse of the spec itself, its target and the budget. Nothing is written.
+
+    Whether `resume_from` names a job that still writes is asked at the submission. With a key the budget is not asked:
+    the job of that key may be there already, and is then returned in any case.
+    """
+    spec, _, _, price = check(db, spec, load=load)
+    if key is None:
+        with db.read() as conn:
+            budget.admit(conn, spec.project, price=price, now=datetime.now(UTC))
 
 
 def check(
@@ -131,7 +145,12 @@ def _find_first(db: Database, spec: JobSpec, word: str) -> JobSpec:
     """The spec with the job that began the run in `resume_from`: its checkpoints are there."""
     if spec.resume_from is None:
         return spec
-    earlier = jobs.find_job(db, spec.resume_from)
+    try:
+        earlier = jobs.find_job(db, spec.resume_from)
+    except JobUnreadable as error:
+        if error.project == spec.project:
+            raise SpecError([Fault(path="resume_from", message=str(error))]) from None
+        earlier = None
     if earlier is None or earlier.project != spec.project:
         message = f"the project {spec.project} has no job {spec.resume_from}"
         raise SpecError([Fault(path="resume_from", message=message)])
@@ -184,14 +203,20 @@ def _may_have_saved(db: Database, earlier: JobRow, first: str) -> bool:
 
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:
     """Ask a job to save and stop. It is cancelled once the reconciler has seen it end."""
-    with db.write() as conn:
-        accepted = jobs.request_cancel(conn, job_id, at=datetime.now(UTC))
-        if accepted:
-            audit.record(conn, who=by, action="job.cancel", subject=f"job:{job_id}")
+    accepted = request_cancel(db, job_id, by=by)
     job = _known(db, job_id)
     if not accepted:
         raise JobFinal(f"job {job_id} is already {job.status}; there is nothing to cancel")
     return job
+
+
+def request_cancel(db: Database, job_id: str, *, by: str = LOCAL) -> bool:
+    """The same without reading its spec; False if it is final or unknown."""
+    with db.write() as conn:
+        accepted = jobs.request_cancel(conn, job_id, at=datetime.now(UTC))
+        if accepted:
+            audit.record(conn, who=by, action="job.cancel", subject=f"job:{job_id}")
+    return accepted
 
 
 def _known(db: Database, job_id: str) -> JobRow:

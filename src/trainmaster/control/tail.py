@@ -11,31 +11,26 @@ known of a job is read again after each of its steps: a step that was cut off le
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from trainmaster.control import failpoints, quotas
+from trainmaster.control import quotas
 from trainmaster.control.context import Context
 from trainmaster.control.ingest import LINE_LIMIT, cut, tail_of
 from trainmaster.control.node_events import has_passed_checks, ingest_nodes, may_pass_checks
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import zone_of
 from trainmaster.core.states import Stage, TargetState
-from trainmaster.store import attempts, events, jobs
 from trainmaster.store.capacity import event_quota
-from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.store.transaction_size import TransactionSize
 from trainmaster.targets import Handle, HasNodes, Target
 
 _MOST_BYTES = 64 << 10  # of one visit; more is a backlog and the stage handler's work
-_GATHER_S = 0.05  # longest wait of lines for those of other jobs
 _QUIET_TICKS = 2  # a running job without new lines is visited at every second tick
 
 log = logging.getLogger(__name__)
@@ -62,7 +57,6 @@ class Tail:
         self._quiet_s = (_QUIET_TICKS - 0.5) * tick_s
         self._known: dict[str, _Known] = {}  # by attempt
         self._not_before: dict[str, float] = {}  # by attempt
-        self._group_commit = GroupCommit(context.db)
 
     def choose(self, rows: Collection[RunningRow]) -> list[RunningRow]:
         """The jobs to visit now; state of attempts that no longer run is dropped."""
@@ -70,10 +64,6 @@ class Tail:
         self._known = {attempt: known for attempt, known in self._known.items() if attempt in here}
         self._not_before = {attempt: when for attempt, when in self._not_before.items() if attempt in here}
         return [row for row in rows if self._not_before.get(row.attempt, 0.0) <= now]
-
-    async def close(self) -> None:
-        """Wait for the commit in progress."""
-        await self._group_commit.close()
 
     async def poll(self, row: RunningRow) -> bool:
         """Ingest new lines of a job. True if it needs its stage handler."""
@@ -89,7 +79,7 @@ class Tail:
     async def _visit(self, row: RunningRow) -> bool:
         known = self._known.get(row.attempt)
         if known is None or known.job.stage is not row.stage:
-            known = await asyncio.to_thread(self._learn, row)
+            known = await self._learn(row)
             if known is None:
                 return True
             self._known[row.attempt] = known
@@ -97,24 +87,24 @@ class Tail:
             return True
         return await self._read(known, row) or await self._read_later_nodes(known)
 
-    def _learn(self, row: RunningRow) -> _Known | None:
+    async def _learn(self, row: RunningRow) -> _Known | None:
         """What the rows hold of a job; None if it needs its stage handler."""
-        db = self._context.db
-        with db.read():
-            job = jobs.find_job(db, row.job_id)
-            if job is None or job.stage is not row.stage:
-                return None
-            attempt = attempts.list_attempts(db, job.id)[-1]
-            if attempt.id != row.attempt or attempt.handle is None:
-                return None
-            waits = attempt.report is TargetState.WAITING
-            told = row.offset > 0 or job.spec.preflight.level == 0  # else no line is kept that could say so
-            if job.stage is Stage.CHECKING and not waits and told and has_passed_checks(db, job, attempt):
-                return None
-            target, zone = self._context.load(job.target), zone_of(job.spec, EVENTS_FILE)
-            later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
-            # A first attempt on one node has one stream.
-            kept = row.kept if attempt.number == 1 and not later else event_quota.count_kept(db, attempt.id)
+        context = self._context
+        job, attempt = await context.reads.find(context.db, row.job_id)
+        if job is None or job.stage is not row.stage:
+            return None
+        if attempt is None or attempt.id != row.attempt or attempt.handle is None:
+            return None
+        waits = attempt.report is TargetState.WAITING
+        told = row.offset > 0 or job.spec.preflight.level == 0  # else no line is kept that could say so
+        may_go = job.stage is Stage.CHECKING and not waits and told
+        if may_go and await context.read(has_passed_checks, job, attempt):
+            return None
+        target, zone = context.load(job.target), zone_of(job.spec, EVENTS_FILE)
+        later = isinstance(target, HasNodes) and target.count_nodes(attempt.handle) > 1
+        # A first attempt on one node has one stream.
+        alone = attempt.number == 1 and not later
+        kept = row.kept if alone else await context.read(event_quota.count_kept, attempt.id)
         return _Known(
             job=job, attempt=attempt, handle=attempt.handle, target=target, zone=zone, later_nodes=later,
             room=quotas.read_events_limit() - kept + row.kept,
@@ -141,7 +131,7 @@ class Tail:
         lines, inside = cut(
             got, offset=row.offset, zone=known.zone, inside=row.inside, last=False, line_limit=LINE_LIMIT
         )
-        if len(lines) > self._group_commit.size.lines:
+        if len(lines) > self._context.lines.size.lines:
             return True  # more than one transaction
         if row.kept + sum(map(event_quota.weigh, lines)) > known.room:
             return True  # over the quota, or nearly
@@ -154,7 +144,7 @@ class Tail:
         end = lines[-1].offset + lines[-1].length
         tail = tail_of(tail, got[: end - row.offset])
         chunk = Chunk(job_id=row.job_id, attempt=row.attempt, lines=lines, inside=inside, tail=tail)
-        stored = await self._group_commit.append(chunk)
+        stored = await self._context.lines.append(self._context.db, chunk)
         return checked and (not stored or may_pass_checks(lines))
 
     async def _read_later_nodes(self, known: _Known) -> bool:
@@ -162,63 +152,3 @@ class Tail:
         if not known.later_nodes:
             return False
         return not await ingest_nodes(self._context, known.job, known.attempt, known.handle, first=1)
-
-
-class GroupCommit:
-    """Append lines of many jobs in one transaction: each waits `_GATHER_S` for the others, unless one is full."""
-
-    def __init__(self, db: Database) -> None:
-        self._db = db
-        self.size = TransactionSize()
-        self._waiting: list[tuple[Chunk, asyncio.Future[bool]]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def append(self, chunk: Chunk) -> bool:
-        """Return once the chunk is committed: False if another reader was first. Raise if the transaction failed."""
-        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting.append((chunk, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work(), name="group commit")
-        return await future
-
-    async def close(self) -> None:
-        if self._task is not None:
-            await self._task
-
-    async def _work(self) -> None:
-        while self._waiting:
-            if sum(len(chunk.lines) for chunk, _ in self._waiting) < self.size.lines:
-                await asyncio.sleep(_GATHER_S)
-            batch = self._take_batch()
-            try:
-                stored = await asyncio.to_thread(_commit, self._db, [chunk for chunk, _ in batch], self.size)
-            except Exception as error:
-                # Nothing of it was stored, and one chunk may be the cause: each goes through its stage handler.
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), is_stored in zip(batch, stored, strict=True):
-                if not future.done():
-                    future.set_result(is_stored)
-
-    def _take_batch(self) -> list[tuple[Chunk, asyncio.Future[bool]]]:
-        """The oldest chunks, up to the lines of one transaction."""
-        count, lines = 0, 0
-        while count < len(self._waiting):
-            lines += len(self._waiting[count][0].lines)
-            if count > 0 and lines > self.size.lines:
-                break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
-
-
-def _commit(db: Database, chunks: list[Chunk], size: TransactionSize) -> list[bool]:
-    for chunk in chunks:
-        failpoints.before("commit lines", chunk.lines[0].offset)
-    with db.write() as conn, size.measure(sum(len(chunk.lines) for chunk in chunks)):
-        stored = events.append_chunks(conn, chunks)
-    for chunk in chunks:
-        failpoints.after("commit lines", chunk.lines[0].offset)
-    return stored

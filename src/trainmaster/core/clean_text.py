@@ -17,6 +17,8 @@ _UNSAFE = re.compile(
 
 def clean(value: str) -> str:
     """The same text; CR is a line end, every other unsafe character is U+FFFD."""
+    if value.isprintable():  # nearly all that a page shows; no unsafe character is printable
+        return value
     return _UNSAFE.sub("\ufffd", value.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -4,6 +4,7 @@
     ├── UsageError              2   the user asked for something that cannot be done as asked
     │   ├── SpecError           2   a spec, config or expectation with faults, all of them at once
     │   ├── JobMissing          2   there is no such job
+    │   ├── JobUnreadable       2   this version cannot read the stored row of a job
     │   ├── JobFinal            2   the job has ended; nothing about it can change any more
     │   ├── KeyTaken            2   an idempotency key that already stands for another submission
     │   ├── AccessRefused       2   the caller may not use that target, file or account; nothing was created
@@ -81,6 +82,17 @@ class SpecError(UsageError):
 
 class JobMissing(UsageError):
     """There is no such job."""
+
+
+class JobUnreadable(UsageError):
+    """This version cannot read the stored row of a job. The message has no value of the row."""
+
+    def __init__(self, job_id: str, project: str) -> None:
+        self.job_id, self.project = job_id, project
+        super().__init__(
+            f"job {job_id}: its stored spec cannot be read by this version of Trainmaster, so the queue and lists leave"
+            " it out; start the version that stored it, or restore the database from a backup"
+        )
 
 
 class JobFinal(UsageError):

@@ -27,6 +27,7 @@ LOCK_FILE = "agent.lock"  # held by the agent while it lives
 AGENT_BEGUN = b"begun"  # what an agent that was started in the background writes into its pipe
 STOP_FILE = "stop"  # its presence asks the agent to stop; its text is the reason
 MEMBERS_FILE = "members.json"  # of node 0: number of the node in each place, once a spare has taken one
+MEMBERS_LOG = "members.jsonl"  # each content of that file as a line, where files leave a node as a log
 WORK_FOLDER = "work"  # in the job's folder: working folder of its ranks, shared by its attempts
 CHECKPOINTS_FOLDER = "checkpoints"  # in the job's folder: outlives its attempts
 OUTPUTS_FOLDER = "outputs"  # what a workload leaves here is kept in storage when the attempt is over

@@ -24,8 +24,10 @@ from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.secret.shapes import HIDDEN, hide, recognise
 
 T = TypeVar("T")
+Parts = dict[tuple[type[Any], str], object]  # by class and what is written: parts of documents that were built before
 _SHOWN = 60  # characters of a wrong value repeated in its message
 _MOST_INT = (1 << 63) - 1  # of a database, of JSON readers in other languages, of torch
+_MOST_PARTS, _LARGE_PART = 1024, 16_384  # kept parts, and the characters above which none is kept: 16 MB at most
 YEAR_S = 31_536_000.0  # bound of a duration: what runs timers takes no more than some 10^9 seconds
 
 
@@ -55,10 +57,13 @@ def field(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def build(cls: type[T], mapping: object, *, path: str = "") -> T:
-    """The dataclass `cls` from a mapping; SpecError with every fault if it does not fit."""
+def build(cls: type[T], mapping: object, *, path: str = "", parts: Parts | None = None) -> T:
+    """The dataclass `cls` from a mapping; SpecError with every fault if it does not fit.
+
+    `parts` keeps what is built for the next document: those of one program differ in a name and a few numbers.
+    """
     faults: list[Fault] = []
-    value = _dataclass(cls, mapping, path, faults)
+    value = _dataclass(cls, mapping, path, faults, parts)
     if faults:
         raise SpecError(faults)
     return typing.cast(T, value)
@@ -156,7 +161,22 @@ def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) -> object:
+def _part(cls: type[Any], mapping: object, path: str, faults: list[Fault], parts: Parts | None) -> object:
+    """As `_dataclass`, taken from `parts` where the same was built without a fault before."""
+    if parts is None:
+        return _dataclass(cls, mapping, path, faults, parts)
+    key, before = (cls, repr(mapping)), len(faults)  # repr, because 1, 1.0 and true are equal and not the same
+    if (known := parts.get(key)) is not None:
+        return known
+    built = _dataclass(cls, mapping, path, faults, parts)
+    if len(faults) == before and len(key[1]) <= _LARGE_PART:
+        if len(parts) >= _MOST_PARTS:
+            parts.clear()
+        parts[key] = built
+    return built
+
+
+def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault], parts: Parts | None) -> object:
     if not isinstance(mapping, Mapping):
         faults.append(Fault(path=path, message=f"expected a mapping of fields, got {_show(mapping)}"))
         return None
@@ -173,7 +193,7 @@ def _dataclass(cls: type[Any], mapping: object, path: str, faults: list[Fault]) 
             name = _plain_name(str(key))
             faults.append(Fault(path=_join(path, name), message=f"unknown field; {hint}"))
             continue
-        values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata)
+        values[key] = _value(hints[key], raw, _join(path, key), faults, known[key].metadata, parts=parts)
     for name, item in known.items():
         required = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if required and name not in mapping:
@@ -199,27 +219,32 @@ def _expand(cls: type[Any], mapping: Mapping[Any, object], path: str, faults: li
         return mapping  # the rest of it may be wrong too, and every fault is named at once
 
 
-def _value(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping[str, Any]) -> object:
+def _value(
+    hint: Any, raw: object, path: str, faults: list[Fault], meta: Mapping[str, Any], *, parts: Parts | None
+) -> object:
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if raw is None and type(None) in args:
             return None
         (only,) = [arg for arg in args if arg is not type(None)]
-        return _value(only, raw, path, faults, meta)
+        return _value(only, raw, path, faults, meta, parts=parts)
     if dataclasses.is_dataclass(hint):
-        return _dataclass(typing.cast(type[Any], hint), raw, path, faults)
+        return _part(typing.cast(type[Any], hint), raw, path, faults, parts)
     if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
         return _choice(hint, raw, path, faults)
     if origin is tuple:
         if isinstance(raw, (str, bytes)) or not isinstance(raw, (list, tuple)):
             faults.append(Fault(path=path, message=f"expected a list, got {_show(raw)}; write [a, b]"))
             return ()
-        return tuple(_value(args[0], item, f"{path}[{i}]", faults, meta) for i, item in enumerate(raw))
+        return tuple(_value(args[0], item, f"{path}[{i}]", faults, meta, parts=parts) for i, item in enumerate(raw))
     if origin in (dict, Mapping, typing.get_origin(Mapping[str, str])):
         if not isinstance(raw, Mapping):
             faults.append(Fault(path=path, message=f"expected a mapping, got {_show(raw)}; write {{name: value}}"))
             return {}
-        return {str(key): _value(args[1], item, _join(path, str(key)), faults, meta) for key, item in raw.items()}
+        return {
+            str(key): _value(args[1], item, _join(path, str(key)), faults, meta, parts=parts)
+            for key, item in raw.items()
+        }
     if hint is Any or hint is object:
         return raw
     return _scalar(hint, raw, path, faults, meta)

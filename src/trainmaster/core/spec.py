@@ -42,7 +42,7 @@ class Resources:
         ge=0,
         most=1024,
         doc="machines beside them that are checked and kept ready without ranks, each to take the place of a lost one; "
-        "of our trainer on several nodes, on targets that can (ssh, slurm), at most 1024",
+        "of our trainer on several nodes, on targets that can (ssh, slurm, kubernetes), at most 1024",
     )
     price_per_hour: float | None = field(
         default=None, ge=0, le=1_000_000, doc="dollars an hour for the whole job; not stated: what the target says"

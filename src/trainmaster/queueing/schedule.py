@@ -164,7 +164,16 @@ class _Table:
         if self.head.job == job.job:
             start_s = reserved.start_s if reserved.start_s < math.inf else None
             return "first", f"{wants}, {has}; what becomes free is kept for it", start_s
-        return "behind", f"{wants}, {has} besides what is kept for the first in the queue", None
+        return "behind", f"{wants}, {self._describe_free(reserved)}", None
+
+    def _describe_free(self, reserved: Reservation) -> str:
+        total = self.free.total
+        if not total:
+            return "and none is free"
+        beyond = max(sum(reserved.limit(self.free.counts).values()), 0)
+        if beyond == total:
+            return f"{total} free"
+        return f"{beyond or 'none is'} free besides the {total - beyond} kept for the first in the queue"
 
     def _describe_used(self) -> str:
         used = [who for machine in self.state.machines if not machine.closed for who in machine.used.values()]

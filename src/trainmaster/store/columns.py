@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
     DateTime,
@@ -25,6 +26,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from trainmaster.core.events import clean_value
@@ -80,6 +83,47 @@ metadata = MetaData(
 
 def json_column() -> JSON:
     return JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class Sound(FunctionElement[Any]):
+    """A JSON column to look into; NULL where SQLite has a text that is no JSON, of which one row fails every query."""
+
+    inherit_cache = True
+    name = "sound"
+
+    def __init__(self, column: ColumnElement[Any]) -> None:
+        super().__init__(column)
+        self.type = column.type
+
+
+@compiles(Sound)
+def _as_it_is(element: Sound, compiler: Any, **more: Any) -> str:
+    return str(compiler.process(element.clauses, **more))
+
+
+@compiles(Sound, "sqlite")
+def _if_valid(element: Sound, compiler: Any, **more: Any) -> str:
+    column = compiler.process(element.clauses, **more)
+    return f"CASE WHEN json_valid({column}) THEN {column} END"
+
+
+class Shapeless(FunctionElement[bool]):
+    """Whether a JSON column has no mapping, so that nothing can be said of its fields: ask where NULL would be a no."""
+
+    inherit_cache = True
+    name = "shapeless"
+    type = Boolean()
+
+
+@compiles(Shapeless)
+def _no_object(element: Shapeless, compiler: Any, **more: Any) -> str:
+    return f"jsonb_typeof({compiler.process(element.clauses, **more)}) <> 'object'"
+
+
+@compiles(Shapeless, "sqlite")
+def _no_valid_object(element: Shapeless, compiler: Any, **more: Any) -> str:
+    column = compiler.process(element.clauses, **more)
+    return f"CASE WHEN json_valid({column}) THEN json_type({column}) <> 'object' ELSE 1 END"
 
 
 def big() -> BigInteger:

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
-from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
-from trainmaster.store.columns import upsert
+from trainmaster.store.columns import Sound, upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
@@ -24,8 +23,8 @@ _AT_ONCE = 500  # ids in one query
 _ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
-_FIRST = _JOBS.spec["resume_from"].as_string()
-_STATED = _JOBS.spec["resources"]["price_per_hour"].as_string()
+_FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
+_STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 _END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -76,21 +75,6 @@ class BudgetRow:
     def label(self, now: datetime) -> str:
         """Which of its periods the time is in: `total`, or the month as 2026-11."""
         return f"{now:%Y-%m}" if self.period == "month" else "total"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
-    """A running attempt and the cost cap of its job."""
-
-    job_id: str
-    name: str
-    project: str
-    status: str
-    attempt: str
-    max_cost: float | None  # dollars
-    resume_from: str | None  # the first job of its run
-    begun: bool  # its target has answered: a price that is not known now stays unknown
-    stopping: bool  # it was asked to stop, for whatever reason
 
 
 def list_charges(
@@ -193,7 +177,7 @@ def sum_jobs(
     own = select(_JOBS.id, _JOBS.project)
     own = own if project is None else own.where(_JOBS.project == project)
     # Both from an index, without the rows of ten thousand jobs and their specs.
-    projects = {row[0]: row[1] for row in conn.execute(own)}
+    projects = {row[0]: row[1] for row in conn.execute(own).all()}
     sums = _sum_closed(conn, (_ATTEMPTS.job_id,), project=None, windows=windows, end=_END_ALONE)
     return [{row[0]: JobSum(projects[row[0]], row[1], row[2]) for row in rows if row[0] in projects} for rows in sums]
 
@@ -311,32 +295,6 @@ def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Win
     return amounts
 
 
-def list_spending(conn: Connection, *, capped: bool = False) -> list[Spending]:
-    """Every attempt that goes on or is not released yet; `capped`: only of jobs with a cap of their own."""
-    cap = _JOBS.spec["limits"]["max_cost"].as_float()
-    query = (
-        select(_JOBS.id, _JOBS.name, _JOBS.project, _JOBS.status, _JOBS.stage, _JOBS.cancel_requested,
-               _ATTEMPTS.id.label("attempt"), _ATTEMPTS.stop_reason, cap.label("cap"), _FIRST.label("first"))
-        .join(t.attempts, (_ATTEMPTS.job_id == _JOBS.id) & (_ATTEMPTS.number == _JOBS.attempts))
-        .where(_JOBS.stage.is_not(None), _ATTEMPTS.released_at.is_(None))
-    )  # fmt: skip
-    query = query.where(cap.is_not(None)) if capped else query
-    return [
-        Spending(
-            job_id=row.id,
-            name=row.name,
-            project=row.project,
-            status=row.status,
-            attempt=row.attempt,
-            max_cost=row.cap,
-            resume_from=row.first,
-            begun=row.stage in (Stage.CHECKING, Stage.RUNNING),
-            stopping=row.cancel_requested or row.stop_reason is not None,
-        )
-        for row in conn.execute(query)
-    ]
-
-
 def list_run(conn: Connection, first: str | None) -> list[str]:
     """The jobs of a run by the id of its first one; none for a job that resumes no other."""
     if first is None:
@@ -413,7 +371,7 @@ def _charges(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> list[Ch
     return [
         Charge(job_id=job_id, project=project, attempt=attempt,
                spans=_spans(Span(cents_per_hour=price, start=start, end=end), rented.get(attempt, ())))
-        for attempt, price, start, end, job_id, project in conn.execute(query)
+        for attempt, price, start, end, job_id, project in conn.execute(query).all()
     ]  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from trainmaster.store import tables as t
 from trainmaster.store.capacity.event_quota import weigh
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database, is_unavailable
-from trainmaster.store.projection import PHASES, project
+from trainmaster.store.projection import PHASES, StreamLines, project, project_many
 from trainmaster.store.rows import StreamRow
 
 _FAULT_CHARACTERS = 300
@@ -188,8 +188,7 @@ def _project(conn: Connection, chunks: Sequence[Chunk]) -> None:
         return
     try:
         with conn.begin_nested():
-            for chunk, lines in pending:
-                project(conn, chunk.attempt, chunk.stream, lines, job_id=chunk.job_id)
+            project_many(conn, [StreamLines(c.attempt, c.stream, lines, c.job_id) for c, lines in pending])
     except Exception as error:
         if is_unavailable(error):
             raise
@@ -356,7 +355,7 @@ def measure_recovery_s(db: Database, lost: str, later: str, *, stream: str = EVE
     return None if last is None or first is None else max(0.0, (first - last).total_seconds())
 
 
-def _last_events() -> Select[Any]:
+def _last_data() -> Select[Any]:
     e, later = t.events, t.events.alias("later")
     stream: BindParameter[str] = bindparam("stream")
     # A maximum per attempt is one step down the index; GROUP BY would walk every event of the phase.
@@ -366,7 +365,7 @@ def _last_events() -> Select[Any]:
         .scalar_subquery()
     )
     return (
-        select(t.attempts.c.job_id, e)
+        select(t.attempts.c.job_id, e.c.data)
         .select_from(t.attempts)
         .join(e, (e.c.attempt == t.attempts.c.id) & (e.c.stream == stream) & (e.c.offset == newest))
         .where(t.attempts.c.job_id.in_(bindparam("jobs", expanding=True)))
@@ -374,15 +373,18 @@ def _last_events() -> Select[Any]:
     )
 
 
-_LAST_EVENTS = _last_events()
+_LAST_DATA = _last_data()
 
 
-def last_event(db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE) -> dict[str, Event]:
-    """The newest event of a phase for each of these jobs that has one: one query, however long the streams are."""
+def last_data(
+    db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE
+) -> dict[str, Mapping[str, Any]]:
+    """The data of the newest event of a phase, by job: one query, however long the streams are."""
+    if not job_ids:
+        return {}
     with db.read() as conn:
-        asked = {"jobs": job_ids, "stream": stream, "phase": phase}
-        rows = [dict(row) for row in conn.execute(_LAST_EVENTS, asked).mappings()]
-    return {row.pop("job_id"): _event(row) for row in rows}  # a later attempt replaces an earlier one
+        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": stream, "phase": phase}).all()
+        return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
 
 
 def count_faults(db: Database, job_id: str) -> int:

@@ -11,16 +11,18 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, func, or_, select, type_coerce
 
+from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.money.cost import Span, Window
 from trainmaster.core.money.goodput.history import AttemptHistory, History, Mark, StageChange, to_us
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Stage, Status
 from trainmaster.store import costs
 from trainmaster.store import tables as t
-from trainmaster.store.columns import word
+from trainmaster.store.columns import Sound, word
+from trainmaster.store.rows import read_each
 
 _J, _A, _E, _M, _I = t.jobs.c, t.attempts.c, t.events.c, t.transitions.c, t.instances.c
-_RUN = func.coalesce(_J.spec["resume_from"].as_string(), _J.id)  # the job that began its run
+_RUN = func.coalesce(Sound(_J.spec)["resume_from"].as_string(), _J.id)  # the job that began its run
 # Events that the ledger does not read (core/money/goodput/bins.py): heartbeats above all, of which there are the most.
 _LEFT_OUT = ("HEARTBEAT", "EVAL_MODEL", "GROUP_ITERATION", "ITERATION")
 _LEFT_OUT_EVENTS = ("check", "bound", "rejected", "skipped")
@@ -50,15 +52,17 @@ def list_histories(
     project: str | None = None,
     window: Window | None = None,
     free: Collection[str] = (),
-    without: Collection[str] = (),
+    only_open: bool = False,
 ) -> Iterator[JobHistory]:
     """Histories of these jobs, or of a project, or of all; of those runs alone that were there in the window.
 
-    `free`: targets whose price of 0 is a default and means that it is unknown. `without`: jobs to leave out.
+    `free`: targets whose price of 0 is a default and means that it is unknown. `only_open`: none that is final.
     Jobs of one run come in the order in which they were made; the others in any.
     """
     wanted = _conditions(jobs, project, window)
-    rows = {row.id: row for row in conn.execute(_jobs(wanted)) if row.id not in without}
+    if only_open:
+        wanted.append(_J.stage.is_not(None))
+    rows = {row.id: row for row in read_each(_checked, conn.execute(_jobs(wanted)))}
     if not rows:
         return
     stages, attempts = _stages(conn, wanted), _attempts(conn, wanted)
@@ -109,8 +113,8 @@ def _every(
 
 def _jobs(wanted: Sequence[ColumnElement[bool]]) -> Any:
     return select(
-        _J.id, _J.name, _J.project, _J.target, _J.status, _J.spec, _J.created_at,
-        _J.spec["resume_from"].as_string().label("first"),
+        _J.id, _J.name, _J.project, _J.target, _J.status, Sound(_J.spec).label("spec"), _J.created_at,
+        Sound(_J.spec)["resume_from"].as_string().label("first"),
     ).where(*wanted)  # fmt: skip
 
 
@@ -168,6 +172,22 @@ def _marks(conn: Connection, wanted: Sequence[ColumnElement[bool]]) -> Iterator[
         yield job_id, marks
 
 
+def _checked(row: Any) -> Any:
+    try:
+        _read_sizes(row.spec)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        raise JobUnreadable(row.id, row.project) from None  # the cause may repeat values of the spec
+    return row
+
+
+def _read_sizes(spec: Mapping[str, Any]) -> tuple[int, int | None]:
+    """GPUs of a job, and the microseconds of silence after which it counts as stalled."""
+    resources, limits = spec.get("resources") or {}, spec.get("limits") or {}
+    minutes = limits.get("stall_minutes", 30.0)
+    gpus = int(resources.get("nodes") or 1) * int(resources.get("processes_per_node") or 1)
+    return gpus, round(float(minutes) * 60_000_000) if minutes is not None else None
+
+
 def _history(
     row: Any,
     stages: Sequence[StageChange],
@@ -177,9 +197,7 @@ def _history(
     *,
     unpriced: bool,
 ) -> JobHistory:
-    spec = row.spec
-    resources, limits = spec.get("resources") or {}, spec.get("limits") or {}
-    minutes = limits.get("stall_minutes", 30.0)
+    gpus, stall_us = _read_sizes(row.spec)
     spans = [span for some in charges.values() for span in some]
     default = unpriced and bool(spans) and all(span.cents_per_hour == 0 for span in spans)
     return JobHistory(
@@ -194,9 +212,9 @@ def _history(
             created=to_us(row.created_at),
             stages=stages,
             attempts=[replace(attempt, marks=marks.get(attempt.number, ())) for attempt in attempts],
-            gpus=int(resources.get("nodes") or 1) * int(resources.get("processes_per_node") or 1),
-            trainer=spec.get("train") is not None,
-            stall_us=round(minutes * 60_000_000) if minutes is not None else None,
+            gpus=gpus,
+            trainer=row.spec.get("train") is not None,
+            stall_us=stall_us,
         ),
         charges=charges,
         priced=all(span.cents_per_hour is not None for span in spans) and not default,

@@ -32,14 +32,15 @@ from sqlalchemy import (
     update,
 )
 
-from trainmaster.core.errors import KeyTaken
-from trainmaster.core.schema import build, to_plain
+from trainmaster.core.errors import JobUnreadable, KeyTaken, SpecError
+from trainmaster.core.schema import Parts, build, to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
-from trainmaster.store.columns import word
+from trainmaster.store.columns import Sound, word
 from trainmaster.store.database import Database
-from trainmaster.store.rows import JobRow, TransitionRow
+from trainmaster.store.heads import may_resume
+from trainmaster.store.rows import JobRow, TransitionRow, read_each
 
 
 def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime, word: str | None = None) -> None:
@@ -87,16 +88,16 @@ def insert_once(
 
 
 def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
-    """The open job that writes the checkpoints of this one: itself, or one that goes on with them."""
+    """The open job that writes the checkpoints of this one: itself, or one that goes on with them, or may do so."""
     _hold(conn, "checkpoints", first)
-    writes_them = or_(t.jobs.c.id == first, t.jobs.c.spec["resume_from"].as_string() == first)
+    writes_them = or_(t.jobs.c.id == first, may_resume(first))
     query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None), t.jobs.c.id != besides, writes_them)
     return conn.execute(query.limit(1)).scalar_one_or_none()
 
 
 def has_checkpoint(db: Database, first: str) -> bool:
     """Whether this job, or one that went on with its checkpoints, reported a checkpoint as saved."""
-    of_run = or_(t.jobs.c.id == first, t.jobs.c.spec["resume_from"].as_string() == first)
+    of_run = or_(t.jobs.c.id == first, Sound(t.jobs.c.spec)["resume_from"].as_string() == first)
     e = t.events.c
     query = (
         select(e.attempt)
@@ -217,26 +218,25 @@ _NEWEST = (
 
 
 def list_jobs(
-    db: Database,
-    *,
-    status: Status | None = None,
-    project: str | None = None,
-    word: str | None = None,
-    limit: int = 50,
-    offset: int = 0,
+    db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None,
+    by: str | None = None, name: str | None = None, limit: int = 50, offset: int = 0,
     after: tuple[datetime, str] | None = None,
-) -> list[JobRow]:
-    """A page of jobs, newest first. A `word` is the beginning of an id, or a part of a name.
+) -> list[JobRow]:  # fmt: skip
+    """A page of jobs that `filter_jobs` lets through, newest first.
 
     `after` is the (created_at, id) of the last job of the page before: unlike an offset it gives no job twice while
     others are inserted.
     """
-    query = filter_jobs(_NEWEST, status=status, project=project, word=word)
+    query = filter_jobs(_NEWEST, status=status, project=project, word=word, by=by, name=name)
     if after is not None:
         j = t.jobs.c
         query = query.where(or_(j.created_at < after[0], and_(j.created_at == after[0], j.id < after[1])))
     with db.read() as conn:
-        return [read_job(row) for row in conn.execute(query, {"most": limit, "skip": offset}).mappings()]
+        while rows := conn.execute(query, {"most": limit, "skip": offset}).mappings().all():
+            if found := read_each(read_job, rows):
+                return found
+            offset += limit  # an empty page would look like the last one
+    return []
 
 
 def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
@@ -244,13 +244,15 @@ def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
     match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
     query = _SELECT.where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
     with db.read() as conn:
-        return [read_job(row) for row in conn.execute(query).mappings()]
+        return read_each(read_job, conn.execute(query).mappings())
 
 
 def count_jobs(
-    db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None
-) -> int:
-    query = filter_jobs(select(func.count()).select_from(t.jobs), status=status, project=project, word=word)
+    db: Database, *, status: Status | None = None, project: str | None = None, word: str | None = None,
+    by: str | None = None, name: str | None = None,
+) -> int:  # fmt: skip
+    every = select(func.count()).select_from(t.jobs)
+    query = filter_jobs(every, status=status, project=project, word=word, by=by, name=name)
     with db.read() as conn:
         return int(conn.execute(query).scalar_one())
 
@@ -277,12 +279,6 @@ def list_open(db: Database) -> list[str]:
         return list(conn.execute(query).scalars())
 
 
-def list_targets(db: Database) -> list[str]:
-    """Every target that a job of this database runs on."""
-    with db.read() as conn:
-        return list(conn.execute(select(t.jobs.c.target).distinct()).scalars())
-
-
 def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
     """Every move of a job, in its order."""
     query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)
@@ -305,11 +301,10 @@ def list_ended(db: Database, *, before: datetime, limit: int = 1000) -> list[str
 
 
 def find_resumed(db: Database, first: str) -> str | None:
-    """A job that resumed from this one."""
-    query = select(t.jobs.c.id).where(t.jobs.c.spec["resume_from"].as_string() == first).limit(1)
+    """A job that resumed from this one, or may have."""
+    query = select(t.jobs.c.id).where(t.jobs.c.id != first, may_resume(first)).limit(1)
     with db.read() as conn:
-        job_id: str | None = conn.execute(query).scalar_one_or_none()
-    return job_id
+        return conn.execute(query).scalar_one_or_none()
 
 
 def delete_events(db: Database, job_id: str, *, limit: int = 5000) -> int:
@@ -339,7 +334,7 @@ def delete_job(conn: Connection, job_id: str) -> None:
     conn.execute(t.devices.update().where(t.devices.c.attempt.in_(of_job)).values(attempt=None, since=None))
     for table in (t.check_results, t.instances, t.streams, t.events):
         conn.execute(table.delete().where(table.c.attempt.in_(of_job)))
-    for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts, t.job_after):
+    for table in (t.outbox, t.artifacts, t.iterations, t.transitions, t.attempts, t.job_after, t.ledger_tallies):
         conn.execute(table.delete().where(table.c.job_id == job_id))
     conn.execute(t.jobs.delete().where(t.jobs.c.id == job_id, t.jobs.c.stage.is_(None)))
 
@@ -409,34 +404,41 @@ _INSERT_TRANSITION = insert(t.transitions)
 
 
 def filter_jobs(
-    query: Select[Any], *, status: Status | None, project: str | None, word: str | None = None
-) -> Select[Any]:
-    """A query over jobs, for those of a status, of a project, and with a word in the name or at the head of the id."""
-    wanted: list[ColumnElement[bool]] = []
-    if status is not None:
-        wanted.append(t.jobs.c.status == status.value)
-    if project is not None:
-        wanted.append(t.jobs.c.project == project)
+    query: Select[Any], *, status: Status | None, project: str | None, word: str | None = None,
+    by: str | None = None, name: str | None = None,
+) -> Select[Any]:  # fmt: skip
+    """A query over the jobs with this status, project, submitter (`by`) and name.
+
+    An id begins with `word`, or the name of the job or of its submitter contains it.
+    """
+    j = t.jobs.c
+    exact = ((j.status, status and status.value), (j.project, project), (j.submitted_by, by), (j.name, name))
+    wanted = [column == value for column, value in exact if value is not None]
     if word is not None:
-        in_name = t.jobs.c.name.contains(word, autoescape=True)
-        wanted.append(t.jobs.c.id.startswith(word, autoescape=True) | in_name)
+        in_name = or_(*(column.contains(word, autoescape=True) for column in (j.name, j.submitted_by)))
+        wanted.append(j.id.startswith(word, autoescape=True) | in_name)
     return query.where(*wanted)
 
 
 def read_job(row: Mapping[str, Any] | RowMapping) -> JobRow:
-    """A job from the values of COLUMNS."""
-    known: dict[str, Any] = dict(row)
-    spec = known["spec"]
-    known["spec"] = _spec(spec if isinstance(spec, str) else json.dumps(spec))
-    known["status"] = Status(known["status"])
-    known["stage"], known["reason"] = word(Stage, known["stage"]), word(Reason, known["reason"])
+    """A job from the values of COLUMNS; JobUnreadable where it has what this version does not know."""
+    known, spec = dict[str, Any](row), row["spec"]
+    try:
+        known["spec"] = _spec(spec if isinstance(spec, str) else json.dumps(spec))
+        known["status"] = Status(known["status"])
+        known["stage"], known["reason"] = word(Stage, known["stage"]), word(Reason, known["reason"])
+    except (SpecError, ValueError, TypeError, RecursionError):
+        raise JobUnreadable(known["id"], known["project"]) from None  # the cause repeats values of the spec
     return JobRow(**known)
+
+
+_PARTS: Parts = {}
 
 
 @functools.lru_cache(maxsize=1024)
 def _spec(text: str) -> JobSpec:
     """Checking a spec takes longer than reading its row, and the same ones are asked for again and again."""
-    return build(JobSpec, json.loads(text))
+    return build(JobSpec, json.loads(text), parts=_PARTS)
 
 
 def _transition(row: RowMapping) -> TransitionRow:

@@ -9,6 +9,7 @@ from datetime import datetime
 from sqlalchemy import Connection, delete, func, insert, select
 
 from trainmaster.store import tables as t
+from trainmaster.store.columns import Sound
 
 _TARGETS, _GRANTS = t.known_targets.c, t.target_grants.c
 
@@ -59,7 +60,7 @@ def remove_target(conn: Connection, name: str) -> bool:
 
 def count_open_jobs(conn: Connection, target: str) -> int:
     """Open jobs whose spec writes this target."""
-    named = t.jobs.c.spec["target"].as_string() == target
+    named = Sound(t.jobs.c.spec)["target"].as_string() == target
     return conn.execute(select(func.count()).where(t.jobs.c.stage.is_not(None), named)).scalar_one()
 
 

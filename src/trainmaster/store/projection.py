@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Table, and_, bindparam, insert, or_, select, update
 
@@ -31,54 +31,83 @@ from trainmaster.store import tables as t
 from trainmaster.store.columns import upsert
 from trainmaster.store.spans import Span, read_text, read_whole
 
+T = TypeVar("T")
+
 # Phases of an iteration, by the phase of their events.
 _KINDS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
 _SPANS = frozenset({"PROJECT", "GROUP_ITERATION", "ITERATION", *_KINDS})
 PHASES = _SPANS | {"EVAL_MODEL", "PREFLIGHT"}
 _AGENT = "PROJECT of the agent"  # starts and ends that the agent writes itself
+_OF_THE_JOB = frozenset({"PROJECT", _AGENT, "GROUP_ITERATION"})
 _OF_ANY_NODE = frozenset({"PREFLIGHT"})  # the second and later nodes repeat what the first one states of the run
 _AT_ONCE = 500  # keys in one query
-_OF_JOB = (t.iterations.c.job_id == bindparam("job"), t.iterations.c.number.in_(bindparam("numbers", expanding=True)))
-_ITERATIONS = select(t.iterations).where(*_OF_JOB)
-_IDS = select(t.iterations.c.id, t.iterations.c.number).where(*_OF_JOB)
+# Of each job each number, which is more than was named: SQLite uses no index for pairs.
+_NAMED = [t.iterations.c[name].in_(bindparam(name, expanding=True)) for name in ("job_id", "number")]
+_ITERATIONS = select(t.iterations).where(*_NAMED)
+_IDS = select(t.iterations.c.id, t.iterations.c.job_id, t.iterations.c.number).where(*_NAMED)
+_STEPS = select(t.steps).where(t.steps.c.iteration_id.in_(bindparam("ids", expanding=True)))
+_JOB_COLUMNS = (t.jobs.c.id, t.jobs.c.project_started_at, t.jobs.c.aggregate, t.jobs.c.training_config)
+_JOBS = select(*_JOB_COLUMNS).where(t.jobs.c.id.in_(bindparam("jobs", expanding=True))).order_by(t.jobs.c.id)
 # Longest text in an index. PostgreSQL refuses an index entry of more than 2,704 bytes, and a character may take four.
 _INDEXED_CHARACTERS = 255
 
 
+class StreamLines(NamedTuple):
+    """New lines of one stream, which are in `events` already."""
+
+    attempt: str
+    stream: str
+    lines: Iterable[Line]
+    job_id: str | None  # None: looked up
+
+
 def project(conn: Connection, attempt: str, stream: str, lines: Iterable[Line], *, job_id: str | None = None) -> None:
     """Merge lines into the records of their job. The lines themselves are in `events` already."""
-    phases = PHASES if split_node_file(stream)[0] == 0 else _OF_ANY_NODE
-    events = [(line.offset, line.event) for line in lines if line.event is not None and line.event.phase in phases]
-    if not events:
-        return
-    if job_id is None:
-        job_id = str(conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == attempt)).scalar_one())
-    fold = _Fold(conn, job_id, attempt, stream)
-    for offset, event in events:
-        fold.add(offset, event)
-    fold.write()
+    project_many(conn, [StreamLines(attempt, stream, lines, job_id)])
+
+
+def project_many(conn: Connection, streams: Iterable[StreamLines]) -> None:
+    """As `project`, for many streams with as many statements as for one."""
+    folds: list[_Fold] = []
+    for each in streams:
+        phases = PHASES if split_node_file(each.stream)[0] == 0 else _OF_ANY_NODE
+        events = [(line.offset, line.event) for line in each.lines if line.event and line.event.phase in phases]
+        if not events:
+            continue
+        job_id = each.job_id
+        if job_id is None:
+            job_id = str(conn.execute(select(t.attempts.c.job_id).where(t.attempts.c.id == each.attempt)).scalar_one())
+        if any(fold.job_id == job_id for fold in folds):  # its rows are merged with what the earlier one wrote
+            _write(conn, folds)
+            folds = []
+        fold = _Fold(conn, job_id, each.attempt, each.stream)
+        for offset, event in events:
+            fold.add(offset, event)
+        folds.append(fold)
+    if folds:
+        _write(conn, folds)
 
 
 class _Fold:
     """Lines of one stream, folded by the row that they belong to."""
 
     def __init__(self, conn: Connection, job_id: str, attempt: str, stream: str) -> None:
-        self._conn, self._job_id, self._attempt, self._stream = conn, job_id, attempt, stream
+        self._conn, self.job_id, self._attempt, self._stream = conn, job_id, attempt, stream
         self._attempt_number = int(attempt.rpartition(".")[2])
-        self._spans: dict[tuple[str, int | None], Span] = {}
-        self._numbers: dict[int, None] = {}  # iterations, in the order in which they were first named
-        self._epochs: dict[tuple[int, int], dict[str, Any]] = {}
-        self._evals: list[tuple[int, dict[str, Any]]] = []
-        self._checks: dict[tuple[str, str], dict[str, Any]] = {}
+        self.spans: dict[tuple[str, int | None], Span] = {}
+        self.numbers: dict[int, None] = {}  # iterations, in the order in which they were first named
+        self.epochs: dict[tuple[int, int], dict[str, Any]] = {}
+        self.evals: list[tuple[int, dict[str, Any]]] = []
+        self.checks: dict[tuple[str, str], dict[str, Any]] = {}
 
     def add(self, offset: int, event: Event) -> None:
         phase, name = event.phase, event.event
         if name in ("start", "end") and phase in _SPANS:
             number = None if phase in ("PROJECT", "GROUP_ITERATION") else self._number(event)
             phase = _AGENT if phase == "PROJECT" and _is_of_agent(event) else phase
-            span = self._spans.get((phase, number))
+            span = self.spans.get((phase, number))
             if span is None:
-                span = self._spans[phase, number] = Span()
+                span = self.spans[phase, number] = Span()
             span.add(name, self._attempt_number, event)
         elif phase == "TRAINING" and name == "epoch_complete":
             self._add_epoch(event)
@@ -87,24 +116,10 @@ class _Fold:
         elif phase == "PREFLIGHT" and name == "check":
             self._add_check(event)
 
-    def write(self) -> None:
-        self._write_job()
-        ids = self._write_iterations()
-        self._write_phases(ids)
-        if self._epochs:
-            rows = [{"iteration_id": ids[key[0]], "number": key[1], **row} for key, row in self._epochs.items()]
-            self._conn.execute(_upsert_newest(self._conn.dialect.name, t.epochs, ("iteration_id", "number")), rows)
-        if self._evals:
-            self._conn.execute(insert(t.evals), [{"iteration_id": ids[n], **row} for n, row in self._evals])
-        if self._checks:
-            rows = [{"node": node, "check": check, **row} for (node, check), row in self._checks.items()]
-            key = ("attempt", "node", "check")
-            self._conn.execute(_upsert_newest(self._conn.dialect.name, t.check_results, key), rows)
-
     def _number(self, event: Event) -> int:
         number = event.iteration if event.iteration is not None else read_whole(event.data.get("iteration"))
         number = 1 if number is None else number
-        self._numbers[number] = None
+        self.numbers[number] = None
         return number
 
     def _add_epoch(self, event: Event) -> None:
@@ -120,13 +135,13 @@ class _Fold:
             "at": event.ts,
             "attempt": self._attempt,
         }
-        _put_newest(self._epochs, (self._number(event), epoch), row)
+        _put_newest(self.epochs, (self._number(event), epoch), row)
 
     def _add_eval(self, offset: int, event: Event) -> None:
         data, metrics = event.data, event.data.get("metrics")
         model = read_text(data.get("model_id")) or read_text(data.get("model_path"))
         row = {
-            "job_id": self._job_id,
+            "job_id": self.job_id,
             "model_id": model and bound(model),
             "metrics": dict(metrics) if isinstance(metrics, Mapping) else dict(data),
             "at": event.ts,
@@ -134,7 +149,7 @@ class _Fold:
             "stream": self._stream,
             "offset": offset,
         }
-        self._evals.append((self._number(event), row))
+        self.evals.append((self._number(event), row))
 
     def _add_check(self, event: Event) -> None:
         data = event.data
@@ -149,7 +164,7 @@ class _Fold:
             "findings": data.get("findings"),
             "at": event.ts,
         }
-        _put_newest(self._checks, (bound(node), name[:64]), row)
+        _put_newest(self.checks, (bound(node), name[:64]), row)
 
     def _own_node(self, claimed: str | None) -> str:
         """Node of a check: as the event names it where that is a node of this attempt, else the attempt's own host.
@@ -185,14 +200,10 @@ class _Fold:
         data = self._conn.execute(select(e.data).where(*start).order_by(e.offset).limit(1)).scalar_one_or_none()
         return read_text((data or {}).get("host"))
 
-    def _write_job(self) -> None:
-        own, agents = self._spans.get(("PROJECT", None)), self._spans.get((_AGENT, None))
-        group = self._spans.get(("GROUP_ITERATION", None))
-        if own is None and agents is None and group is None:
-            return
-        j = t.jobs.c
-        query = select(j.project_started_at, j.aggregate, j.training_config).where(j.id == self._job_id)
-        row = self._conn.execute(query.with_for_update()).mappings().one()
+    def merge_job(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """New values of the job's row, from what it holds."""
+        own, agents = self.spans.get(("PROJECT", None)), self.spans.get((_AGENT, None))
+        group = self.spans.get(("GROUP_ITERATION", None))
         aggregate = dict(row["aggregate"] or {})
         values: dict[str, Any] = {}
         if own is not None or agents is not None:
@@ -207,63 +218,120 @@ class _Fold:
             group.merge(began=None, ended=None, config=row["training_config"], kept=aggregate.get("group"))
             aggregate["group"] = group.kept()
             values["training_config"] = group.config
-        self._conn.execute(update(t.jobs).where(j.id == self._job_id).values(aggregate=aggregate, **values))
+        return {"aggregate": aggregate, **values}
 
-    def _write_iterations(self) -> dict[int, int]:
-        """Insert or merge the iterations that the lines name; their ids by number where a record below needs them."""
-        if not self._numbers:
-            return {}
-        own = {number: span for (phase, number), span in self._spans.items() if phase == "ITERATION"}
-        known = {
-            row["number"]: row
-            for some in _slices(list(self._numbers))
-            for row in self._conn.execute(_ITERATIONS, {"job": self._job_id, "numbers": some}).mappings()
-        }
-        rows = []
-        for number, span in own.items():
-            if number is not None and number in known:
-                span.merge_row(dict(known[number]))
-            values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
-            values |= {"time_taken": span.newest_s, "aggregate": span.kept()}
-            rows.append({"job_id": self._job_id, "number": number, **values})
-        dialect = self._conn.dialect.name
-        if rows:
-            changed = ("config", "started_at", "completed_at", "time_taken", "aggregate")
-            self._conn.execute(upsert(dialect, t.iterations, ("job_id", "number"), changed), rows)
-        bare = [{"job_id": self._job_id, "number": n} for n in self._numbers if n not in own and n not in known]
-        if bare:
-            self._conn.execute(upsert(dialect, t.iterations, ("job_id", "number")), bare)
-        if len(own) == len(self._numbers) and len(self._spans) == len(own) and not self._epochs and not self._evals:
-            return {}  # nothing but iterations
-        return {number: row["id"] for number, row in known.items()} | {
-            number: row_id
-            for some in _slices([number for number in self._numbers if number not in known])
-            for row_id, number in self._conn.execute(_IDS, {"job": self._job_id, "numbers": some})
-        }
 
-    def _write_phases(self, ids: Mapping[int, int]) -> None:
-        own = {
-            (ids[number], _KINDS[phase]): span
-            for (phase, number), span in self._spans.items()
-            if phase in _KINDS and number is not None
-        }
-        if not own:
-            return
-        s = t.steps.c
-        known = {
-            (row["iteration_id"], row["kind"]): row
-            for some in _slices(list(dict.fromkeys(key[0] for key in own)))
-            for row in self._conn.execute(select(t.steps).where(s.iteration_id.in_(some))).mappings()
-        }
-        rows = []
-        for key, span in own.items():
-            if key in known:
-                span.merge_row(dict(known[key]))
-            values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
-            values |= {"step_time": span.total_s, "aggregate": span.kept()}
-            rows.append({"iteration_id": key[0], "kind": key[1], **values})
-        changed = ("config", "started_at", "completed_at", "step_time", "aggregate")
-        self._conn.execute(upsert(self._conn.dialect.name, t.steps, ("iteration_id", "kind"), changed), rows)
+def _write(conn: Connection, folds: Sequence[_Fold]) -> None:
+    """Merge the folds of several jobs into their rows."""
+    dialect = conn.dialect.name
+    _write_jobs(conn, folds)
+    ids = _write_iterations(conn, folds)
+    _write_phases(conn, folds, ids)
+    epochs = [
+        {"iteration_id": ids[fold.job_id, number], "number": epoch, **row}
+        for fold in folds
+        for (number, epoch), row in fold.epochs.items()
+    ]
+    if epochs:
+        conn.execute(_upsert_newest(dialect, t.epochs, ("iteration_id", "number")), epochs)
+    if evals := [{"iteration_id": ids[fold.job_id, n], **row} for fold in folds for n, row in fold.evals]:
+        conn.execute(insert(t.evals), evals)
+    checks = [{"node": node, "check": check, **row} for fold in folds for (node, check), row in fold.checks.items()]
+    if checks:
+        conn.execute(_upsert_newest(dialect, t.check_results, ("attempt", "node", "check")), checks)
+
+
+def _write_jobs(conn: Connection, folds: Sequence[_Fold]) -> None:
+    stating = {fold.job_id: fold for fold in folds if any(phase in _OF_THE_JOB for phase, _ in fold.spans)}
+    changes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for some in _slices(list(stating)):
+        for row in conn.execute(_JOBS.with_for_update(), {"jobs": some}).mappings():
+            values = stating[row["id"]].merge_job(dict(row))
+            named = {f"new_{name}": value for name, value in values.items()}
+            changes.setdefault(tuple(values), []).append({"job": row["id"], **named})
+    for names, rows in changes.items():
+        conn.execute(_change_job(names), rows)
+
+
+@functools.cache
+def _change_job(names: tuple[str, ...]) -> Any:
+    j = t.jobs.c
+    values = {name: bindparam(f"new_{name}", type_=j[name].type) for name in names}
+    return update(t.jobs).where(j.id == bindparam("job")).values(values)
+
+
+def _write_iterations(conn: Connection, folds: Sequence[_Fold]) -> dict[tuple[str, int], int]:
+    """Insert or merge the iterations that the lines name; their ids, by job and number, where a record needs them."""
+    names = [(fold.job_id, number) for fold in folds for number in fold.numbers]
+    if not names:
+        return {}
+    own = {
+        (fold.job_id, number): span
+        for fold in folds
+        for (phase, number), span in fold.spans.items()
+        if phase == "ITERATION" and number is not None
+    }
+    known = {
+        (row["job_id"], row["number"]): row
+        for some in _slices(names)
+        for row in conn.execute(_ITERATIONS, _name(some)).mappings()
+    }
+    rows = []
+    for name, span in own.items():
+        if name in known:
+            span.merge_row(dict(known[name]))
+        values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
+        values |= {"time_taken": span.newest_s, "aggregate": span.kept()}
+        rows.append({"job_id": name[0], "number": name[1], **values})
+    dialect = conn.dialect.name
+    if rows:
+        changed = ("config", "started_at", "completed_at", "time_taken", "aggregate")
+        conn.execute(upsert(dialect, t.iterations, ("job_id", "number"), changed), rows)
+    bare = [
+        {"job_id": job_id, "number": n} for job_id, n in names if (job_id, n) not in own and (job_id, n) not in known
+    ]
+    if bare:
+        conn.execute(upsert(dialect, t.iterations, ("job_id", "number")), bare)
+    needed = [
+        (fold.job_id, number)
+        for fold in folds
+        if fold.epochs or fold.evals or any(phase in _KINDS for phase, _ in fold.spans)
+        for number in fold.numbers
+    ]
+    return {name: row["id"] for name, row in known.items()} | {
+        (job_id, number): row_id
+        for some in _slices([name for name in needed if name not in known])
+        for row_id, job_id, number in conn.execute(_IDS, _name(some))
+    }
+
+
+def _name(names: Sequence[tuple[str, int]]) -> dict[str, list[Any]]:
+    return {"job_id": list({job_id: None for job_id, _ in names}), "number": list({n: None for _, n in names})}
+
+
+def _write_phases(conn: Connection, folds: Sequence[_Fold], ids: Mapping[tuple[str, int], int]) -> None:
+    own = {
+        (ids[fold.job_id, number], _KINDS[phase]): span
+        for fold in folds
+        for (phase, number), span in fold.spans.items()
+        if phase in _KINDS and number is not None
+    }
+    if not own:
+        return
+    known = {
+        (row["iteration_id"], row["kind"]): row
+        for some in _slices(list(dict.fromkeys(key[0] for key in own)))
+        for row in conn.execute(_STEPS, {"ids": some}).mappings()
+    }
+    rows = []
+    for key, span in own.items():
+        if key in known:
+            span.merge_row(dict(known[key]))
+        values: dict[str, Any] = {"config": span.config, "started_at": span.began, "completed_at": span.ended}
+        values |= {"step_time": span.total_s, "aggregate": span.kept()}
+        rows.append({"iteration_id": key[0], "kind": key[1], **values})
+    changed = ("config", "started_at", "completed_at", "step_time", "aggregate")
+    conn.execute(upsert(conn.dialect.name, t.steps, ("iteration_id", "kind"), changed), rows)
 
 
 def _is_of_agent(event: Event) -> bool:
@@ -297,7 +365,7 @@ def _upsert_newest(dialect: str, table: Table, key: tuple[str, ...]) -> Any:
     return upsert(dialect, table, key, changed, where=is_newer)
 
 
-def _slices(keys: Sequence[int]) -> list[Sequence[int]]:
+def _slices(keys: Sequence[T]) -> list[Sequence[T]]:
     return [keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE)]
 
 
@@ -313,7 +381,8 @@ def rebuild(conn: Connection, job_id: str) -> int:
     for table in (t.steps, t.epochs, t.evals):
         conn.execute(table.delete().where(table.c.iteration_id.in_(of_job)))
     conn.execute(t.check_results.delete().where(t.check_results.c.attempt.in_(attempts)))
-    conn.execute(t.iterations.delete().where(t.iterations.c.job_id == job_id))
+    for of_jobs in (t.iterations, t.ledger_tallies):
+        conn.execute(of_jobs.delete().where(of_jobs.c.job_id == job_id))
     nothing = {"project_started_at": None, "time_taken": None, "training_config": None, "aggregate": None}
     conn.execute(update(t.jobs).where(t.jobs.c.id == job_id).values(nothing))
     count = 0

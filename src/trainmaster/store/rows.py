@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
+
+R = TypeVar("R")
+T = TypeVar("T")
+_NAMED: set[str] = set()  # jobs that the log has named
+log = logging.getLogger(__name__)
+
+
+def read_each(read: Callable[[R], T], rows: Iterable[R]) -> list[T]:
+    """Rows of many jobs. One that cannot be read is left out and logged once: it must not keep the others away."""
+    found: list[T] = []
+    for row in rows:
+        try:
+            found.append(read(row))
+        except JobUnreadable as error:
+            log_once(error)
+    return found
+
+
+def log_once(error: JobUnreadable) -> None:
+    """Name a job that cannot be read in the log, and not again at the next tick."""
+    if error.job_id not in _NAMED:
+        _NAMED.add(error.job_id)
+        log.error("%s", error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

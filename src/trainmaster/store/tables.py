@@ -8,6 +8,7 @@ jobs ─┬─ attempts ─┬─ streams        read offset of each stream of a
       ├─ iterations ─┬─ steps        phases of an iteration: traj_gen, training, evaluation
       │              ├─ epochs
       │              └─ evals
+      ├─ ledger_tallies              what the goodput ledger of a final job came to
       └─ artifacts                   objects in storage
 blobs  workdirs                    chunks and snapshots of working folders, by project
 job_sets ── set_trials             sets of runs; a trial becomes a job when its turn comes
@@ -18,25 +19,13 @@ devices  machines  shares          what our own queue gives out, who has it, and
 queue_orders                       who waits in it, in order, as its last pass decided
 tokens ── token_owners ── people ── sessions  audit  budgets  webhooks  outbox ── deliveries
 
-Iterations, steps, epochs, evals and check_results are derived from events and can be rebuilt from them. No row holds a
+Iterations, steps, epochs, evals, check_results and ledger_tallies are derived and can be made again. No row holds a
 secret: tokens are hashes, and a webhook's signing key is derived from the home folder's key file.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+from sqlalchemy import Boolean, Column, Float, ForeignKey, Index, Integer, String, Table, Text, UniqueConstraint, text
 
 from trainmaster.store.capacity import tables as queue
 from trainmaster.store.columns import SafeText, UtcTime, big, json_column, metadata
@@ -424,6 +413,14 @@ deliveries = Table(
     UniqueConstraint("outbox_id", "channel"),
     Index("ix_deliveries_due", "channel", "next_at", sqlite_where=text("next_at IS NOT NULL"),
           postgresql_where=text("next_at IS NOT NULL")),
+)  # fmt: skip
+
+# Derived: what the goodput ledger of a final job came to, so that a server that starts need not read its events again.
+ledger_tallies = Table(
+    "ledger_tallies", metadata,
+    Column("job_id", String(36), ForeignKey("jobs.id"), primary_key=True),
+    Column("rules", String(16), nullable=False),  # digest of the code that made it
+    Column("tally", Text, nullable=False),  # JSON, as store/page_rows/ledger_tallies.py writes it
 )  # fmt: skip
 
 known_targets = Table(

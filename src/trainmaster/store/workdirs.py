@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from trainmaster.core.workdir import PREFIX
 from trainmaster.store import tables as t
-from trainmaster.store.columns import upsert
+from trainmaster.store.columns import Shapeless, Sound, upsert
 from trainmaster.store.database import Database
 
 _AT_ONCE = 500  # keys in one query
@@ -94,7 +94,10 @@ def list_workdirs(db: Database) -> list[WorkdirRow]:
 def delete_unused(conn: Connection, *, before: datetime) -> int:
     """Delete the snapshots that no job and no set names and no upload has touched since `before`; their number."""
     word, of_set = PREFIX + _W.sha256, t.job_sets.c
-    named = select(t.jobs.c.id).where(t.jobs.c.project == _W.project, t.jobs.c.spec["workdir"].as_string() == word)
+    used = Sound(t.jobs.c.spec)["workdir"].as_string() == word
+    # Nobody can say which one an open job needs whose spec is no mapping.
+    used |= t.jobs.c.stage.is_not(None) & Shapeless(t.jobs.c.spec)
+    named = select(t.jobs.c.id).where(t.jobs.c.project == _W.project, used)
     # What a set will begin later: trials that wait, the next trials of a search, the next time of a schedule.
     begins = select(of_set.id).where(of_set.project == _W.project, of_set.cancel_at.is_(None))
     waiting, search, schedule = t.set_trials.c, t.searches.c, t.schedules.c

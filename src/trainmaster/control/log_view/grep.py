@@ -141,7 +141,7 @@ def _find_in(line: bytes, sought: Sought) -> tuple[int, int] | None:
 
 def _hits(block: bytearray, size: int, sought: Sought) -> Iterator[int]:
     """Places, in order, in all lines that may match."""
-    if sought.literals and not (sought.lower and any(block.find(letter, 0, size) >= 0 for letter in _FOLDED)):
+    if sought.literals and not (sought.lower and _has_folded(block, size)):
         sample = b"".join(block[at : min(size, at + 1024)] for at in range(0, size, max(1, size // 8)))
         small = sample.lower() if sought.lower else sample
         # The choice that is met least here: every line has a date, few have what is sought.
@@ -159,6 +159,13 @@ def _hits(block: bytearray, size: int, sought: Sought) -> Iterator[int]:
             hit = found.start()
         yield hit
         place = block.find(b"\n", hit, size) + 1 or size
+
+
+def _has_folded(block: bytearray, size: int) -> bool:
+    """Whether one of those letters is in it. Looking for two bytes costs twenty times as much as asking for ASCII."""
+    if block[:size].isascii():
+        return False
+    return any(block.find(text[:1], 0, size) >= 0 and block.find(text, 0, size) >= 0 for text in _FOLDED)
 
 
 def _places(

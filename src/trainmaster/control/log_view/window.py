@@ -6,6 +6,8 @@ which stays the same while the log grows: that is what a link to a line holds.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,17 +53,16 @@ async def read_from(log: Log, at: int) -> Window:
     """Lines from the one that holds byte `at`, with some before it."""
     start = max(0, at - (_BYTES // 8))
     raw = await log.read(start, _BYTES)
-    lines = _split(log.stream, raw, start, whole=start == 0)
-    place = max((i for i, (line, _) in enumerate(lines) if line.offset <= at), default=0)
-    first = max(0, place - _CONTEXT)
-    return _window(lines[first : first + LINES], at)
+    lines = _split(raw, start, whole=start == 0)
+    first = max(0, bisect.bisect_right(lines, at, key=lambda line: line[0]) - 1 - _CONTEXT)
+    return _window(log.stream, lines[first : first + LINES], at)
 
 
 async def read_before(log: Log, before: int) -> Window:
     """The last lines that end before a place."""
     start = max(0, before - _BYTES)
     raw = await log.read(start, before - start)
-    return _window(_split(log.stream, raw, start, whole=start == 0)[-LINES:], before)
+    return _window(log.stream, _split(raw, start, whole=start == 0)[-LINES:], before)
 
 
 async def read_new(log: Log, after: int, *, last: bool) -> Window:
@@ -70,7 +71,7 @@ async def read_new(log: Log, after: int, *, last: bool) -> Window:
     end = raw.rfind(b"\n") + 1
     if last or (end == 0 and len(raw) == _BYTES):
         end = len(raw)
-    return _window(_split(log.stream, raw[:end], after, whole=True), after)
+    return _window(log.stream, _split(raw[:end], after, whole=True), after)
 
 
 async def read_merged(opened: Sequence[Log], sizes: Sequence[int]) -> list[LogLine]:
@@ -79,8 +80,8 @@ async def read_merged(opened: Sequence[Log], sizes: Sequence[int]) -> list[LogLi
     for order, (log, size) in enumerate(zip(opened[:MOST_STREAMS], sizes, strict=False)):
         start = max(0, size - _MERGED)
         time = ""
-        lines = _split(log.stream, await log.read(start, _MERGED), start, whole=start == 0)
-        for place, (line, _) in enumerate(lines):
+        lines = _split(await log.read(start, _MERGED), start, whole=start == 0)
+        for place, line in enumerate(_line(log.stream, offset, part) for offset, part in lines):
             time = max(time, _time(line.text))
             merged.append((time, order, place, line))
     merged.sort(key=lambda item: item[:3])
@@ -102,17 +103,20 @@ def _time(text: str) -> str:
     return stamp
 
 
-def _split(stream: str, raw: bytes, start: int, *, whole: bool) -> list[tuple[LogLine, int]]:
-    """Lines of a piece of a log, each with where it ends. Unless the piece begins at a line, the first is left out."""
-    lines: list[tuple[LogLine, int]] = []
-    at = start
-    for part in re.findall(rb"[^\n]*\n|[^\n]+", raw):
-        text = part.decode(errors="replace").rstrip("\n")
-        lines.append((LogLine(stream=stream, offset=at, text=text), at := at + len(part)))
+def _split(raw: bytes, start: int, *, whole: bool) -> list[tuple[int, bytes]]:
+    """Lines of a piece of a log, each with its place. Unless the piece begins at a line, the first is left out."""
+    parts = raw.splitlines(keepends=True) if b"\r" not in raw else re.findall(rb"[^\n]*\n|[^\n]+", raw)
+    places = itertools.accumulate(map(len, parts), initial=start)
+    lines = list(zip(places, parts, strict=False))
     return lines if whole or len(lines) < 2 else lines[1:]
 
 
-def _window(lines: Sequence[tuple[LogLine, int]], place: int) -> Window:
+def _line(stream: str, offset: int, part: bytes) -> LogLine:
+    return LogLine(stream=stream, offset=offset, text=part.decode(errors="replace").rstrip("\n"))
+
+
+def _window(stream: str, lines: Sequence[tuple[int, bytes]], place: int) -> Window:
     if not lines:
         return Window(lines=(), start=place, end=place)
-    return Window(lines=tuple(line for line, _ in lines), start=lines[0][0].offset, end=lines[-1][1])
+    shown = tuple(_line(stream, offset, part) for offset, part in lines)
+    return Window(lines=shown, start=lines[0][0], end=lines[-1][0] + len(lines[-1][1]))

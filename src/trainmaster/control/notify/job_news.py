@@ -7,12 +7,13 @@ from datetime import datetime
 from trainmaster.control.notify import outbox
 from trainmaster.core.states import Reason, Status
 from trainmaster.store.database import Connection
+from trainmaster.store.heads import JobHead
 from trainmaster.store.rows import JobRow
 
 
 def put_job_news(
     conn: Connection,
-    job: JobRow,
+    job: JobRow | JobHead,
     topic: str,
     *,
     at: datetime,
@@ -22,12 +23,11 @@ def put_job_news(
     message: str = "",
 ) -> None:
     """One piece of news on a job. `about` tells apart what may happen to a job more than once."""
-    status = status if status is not None else job.status
     payload = {
         "job": job.id,
         "name": job.name,
         "project": job.project,
-        "status": status.value,
+        "status": str(status if status is not None else job.status),
         "reason": reason and reason.value,
         "message": message,
         "action": reason.rule.action if reason is not None else None,

@@ -37,6 +37,8 @@ _LATE_S = 5.0  # a question open for longer: what is known of the GPUs there is 
 _REST = 4.0  # times as long as a pass took are left to other work
 _UNCHANGED = 20.0  # times as long as a pass took, what it decided holds where no row has changed
 _KEEP_S = 10.0  # an order that has not changed is written again: pages take one of up to 30 s
+_READ = 10  # jobs at the head of the queue whose whole specs are read at every pass: those of all would take too long
+_READ_MORE = 8  # times as many where one was found that cannot be read: each round decides the whole place again
 _TOLD = 50  # jobs at the head of the queue whose message says why they wait; `trainmaster queue` says it of all
 _LATE = f"the GPUs were asked for more than {_LATE_S:g} s ago, no answer came yet; nothing starts on them until it does"
 
@@ -115,6 +117,7 @@ class Dispatcher:
         self._began: dict[str, float] = {}  # place → when that began
         self._kept: dict[str, tuple[order.Order, float]] = {}  # place → its order as it was last written, and when
         self._passed: dict[str, tuple[object, float, set[str]]] = {}  # place → what it was made of, until when, waits
+        self._unreadable: set[str] = set()  # jobs; a spec never changes
         self._rest_until = 0.0
         self._waiting: frozenset[str] = frozenset()
 
@@ -247,12 +250,18 @@ class Dispatcher:
         on its GPUs."""
         context, now = self._context, self._context.now()
         host = socket.gethostname() if any(targets.traits(word).here for word in words) else None
-        rows = queue.list_waiting(context.db, host=host, words=words)
-        if not rows:
+        rows, unreadable = queue.list_waiting(context.db, host=host, words=words), self._unreadable
+        count = _READ
+        while rows := [row for row in rows if row.id not in unreadable]:
+            decided = order.decide(
+                context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else ""
+            )
+            if not (found := queue.find_unreadable(context.db, _list_first(decided.decisions, count))):
+                break
+            unreadable |= found
+            count *= _READ_MORE
+        else:
             return set(), False
-        decided = order.decide(
-            context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else ""
-        )
         self._apply(decided.decisions, {row.id: row for row in rows}, decided.projects)
         self._keep(place, decided.decisions)
         waits = {wait.job for wait in decided.decisions.waits}
@@ -286,6 +295,16 @@ class Dispatcher:
         if made != before or now - at > _KEEP_S:
             order.keep(self._context.db, made, at=self._context.now())
             self._kept[place] = made, now
+
+
+def _list_first(decided: Decisions, count: int) -> set[str]:
+    """Jobs that decide over others, and as many of those that wait.
+
+    A job that can never start must not be given devices, have them kept free or stop others for it.
+    """
+    first = {start.job for start in decided.starts} | {preempt.by for preempt in decided.preempts}
+    first |= {wait.job for wait in decided.waits if wait.why == "first"}
+    return first | {wait.job for wait in decided.waits[:count]}
 
 
 def _find_silent(listed: DeviceListing, rows: Iterable[devices.DeviceRow]) -> dict[str, str]:

@@ -25,7 +25,7 @@ def drain(
     db: Database, name: str, *, reason: str, on: str | None = None, by: str = submitting.LOCAL,
     load: Load = targets.load,
 ) -> None:  # fmt: skip
-    """The queue starts nothing new on a machine; `reason` is shown wherever it is asked for."""
+    """The queue starts nothing new on a machine; `reason` is shown to callers who see the whole server."""
     place, words = find_place(db, name, on=on, load=load), " ".join(reason.split())
     if not words or len(words) > MOST:
         raise UsageError(f"--reason: write why {name} is drained, in at most {MOST} characters")

@@ -28,6 +28,7 @@ from trainmaster.store.capacity import searches, sets
 from trainmaster.store.capacity.searches import SearchRow, SearchTrial
 from trainmaster.store.capacity.sets import SetRow
 from trainmaster.store.database import Connection, Database
+from trainmaster.store.heads import find_head
 from trainmaster.targets import Target
 
 _AT_ONCE = 1000  # events that are read in one go
@@ -82,19 +83,19 @@ def _read(
 ) -> tuple[SearchTrial, dict[int, float]] | None:
     """The trial as its new events and the state of its job leave it, and its new reports; None: nothing is new."""
     assert trial.job_id is not None
-    # The job before its events: those of a job that is over are all there.
-    job = jobs.find_job(db, trial.job_id)
-    status = Status.FAILED if job is None else job.status
+    # The job before its events: those of a job that is over are all there. Its spec may be one that cannot be read.
+    job = find_head(db, trial.job_id)
+    status, over = (Status.FAILED.value, True) if job is None else (job.status, job.final)
     phase, name = found.search.place
     new = [] if job is None else events.list_events(db, job.id, phase=phase, after=trial.read, limit=_AT_ONCE)
-    if not new and not status.final:
+    if not new and not over:
         return None
     changed, reports = _follow(trial, new, name)
     if found.search.pruner == "none":
         reports = []
     elif reports:
         changed = _judge(db, found, trials, changed, reports)
-    if changed.state == "running" and status.final and len(new) < _AT_ONCE:
+    if changed.state == "running" and over and len(new) < _AT_ONCE:
         changed = _end(changed, status, found.search, "its job was deleted" if job is None else "")
     last = changed.step
     return changed, {step: value for step, value in reports if last is not None and step <= last}
@@ -149,8 +150,8 @@ def _judge(
     return trial if step is None else replace(trial, state="pruned", step=step, value=dict(reports)[step])
 
 
-def _end(trial: SearchTrial, status: Status, search: Search, message: str) -> SearchTrial:
-    if status is not Status.COMPLETED:
+def _end(trial: SearchTrial, status: str, search: Search, message: str) -> SearchTrial:
+    if status != Status.COMPLETED:
         return replace(trial, state="failed", message=message)
     if trial.value is None:
         return replace(trial, state="failed", message=f"its last {search.metric} is no number, or it reported none")

@@ -9,7 +9,6 @@ its times (schedules.py).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import uuid
@@ -23,12 +22,14 @@ from trainmaster.control import submit as submitting
 from trainmaster.control.queueing import searching, study
 from trainmaster.core.config.cron import Schedule
 from trainmaster.core.config.sweep import Sweep
-from trainmaster.core.errors import JobFinal, JobMissing, TrainmasterError, UsageError
+from trainmaster.core.errors import JobFinal, TrainmasterError, UsageError
 from trainmaster.core.secret.shapes import recognise
-from trainmaster.store import audit, jobs, tokens
+from trainmaster.core.states import Status
+from trainmaster.store import audit, tokens
 from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Connection, Database, is_unavailable
+from trainmaster.store.heads import find_head
 from trainmaster.targets import Target
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ def _advance(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
 
 
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
-    """No further trial begins, and those that are open are asked to save and stop."""
+    """No further trial begins, and those that are open are asked to save and stop. JobFinal where the set is over."""
+    _refuse_over(db, set_id)
     with failpoints.around("commit set cancel"), db.write() as conn:
         schedules.end(conn, set_id)
         sets.request_cancel(conn, set_id, at=datetime.now(UTC))
@@ -127,6 +129,33 @@ def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
     _cancel_jobs(db, sets.list_trials(db, set_id))
     if searches.find_search(db, set_id) is None:  # the ends of a search's trials are still to be recorded
         _end(db, row)
+
+
+def _refuse_over(db: Database, set_id: str) -> None:
+    """JobFinal where nothing is left to cancel: the result that the set has would be rewritten."""
+    row, trials = sets.find_set(db, set_id), sets.list_trials(db, set_id)
+    if row is None or any(trial.open for trial in trials):
+        return
+    searched = searches.find_search(db, set_id) is not None
+    if row.cancel_at is None and schedules.list_schedules(db, [set_id]):
+        return  # its next time comes
+    # A set is marked at the pass that begins its last trial, a search at the one that has recorded the last end.
+    begun = not searched and all(trial.job_id is not None for trial in trials)
+    if not begun and any(unfinished.id == set_id for unfinished in sets.list_unfinished(db)):
+        return
+    raise JobFinal(f"set {set_id} is already {_find_result(row, trials, searched)}; there is nothing to cancel")
+
+
+def _find_result(row: SetRow, trials: Sequence[TrialRow], searched: bool) -> Status:
+    """How a set that is over ended, as its page says it. Pruned trials of a search are cancelled jobs."""
+    ended = {trial.status for trial in trials}
+    if row.cancel_at is not None:
+        return Status.CANCELLED
+    if Status.FAILED in ended:
+        return Status.FAILED
+    if Status.CANCELLED in ended and Status.COMPLETED not in ended and not searched:
+        return Status.CANCELLED
+    return Status.COMPLETED
 
 
 def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Target]) -> bool:
@@ -157,10 +186,10 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
 
 def _cancel_jobs(db: Database, trials: list[TrialRow]) -> None:
     for trial in trials:
-        job = jobs.find_job(db, trial.job_id) if trial.job_id is not None and trial.open else None
+        # Without its spec: a trial that cannot be read keeps no other from its stop.
+        job = find_head(db, trial.job_id) if trial.job_id is not None and trial.open else None
         if job is not None and not job.cancel_requested:
-            with contextlib.suppress(JobFinal, JobMissing):
-                submitting.cancel(db, job.id)
+            submitting.request_cancel(db, job.id)
 
 
 def _end(db: Database, row: SetRow) -> None:

@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import overload
 
 from trainmaster.core.compat import UTC
+
+Cents = int | float  # as `round_cents` gives them: whole from one cent on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +109,30 @@ def left_s(marks: Iterable[Mark], total: float | None, *, now: datetime) -> floa
     return max(0.0, needed_s - max(0.0, (now - last.at).total_seconds()))
 
 
-def forecast(spent: Amount, *, cents_per_hour: float, left_s: float | None) -> float | None:
-    """Forecast cost at the end; None where the cost so far or the remaining time is unknown."""
-    if spent.cents is None or left_s is None:
+def forecast(
+    spent: Amount,
+    *,
+    cents_per_hour: float,
+    left_s: float | None,
+    timeout_s: float | None = None,
+    cap_cents: float | None = None,
+    earlier_cents: float = 0.0,
+) -> float | None:
+    """Forecast cost at the end; None where the cost so far is unknown, or nothing says when the job ends.
+
+    It ends when it is done, and earlier where `timeout_s` ends its attempt or its own cap is reached, towards which
+    the other jobs of its run count too (`earlier_cents`).
+    """
+    if spent.cents is None:
         return None
-    return spent.cents + cents_per_hour * left_s / 3600
+    if cents_per_hour <= 0 and left_s is None:
+        return None
+    ends_s = min((seconds for seconds in (left_s, timeout_s) if seconds is not None), default=None)
+    ahead = cents_per_hour * ends_s / 3600 if ends_s is not None else None
+    if cap_cents is not None:
+        left = max(0.0, cap_cents - earlier_cents - spent.cents)
+        ahead = left if ahead is None else min(ahead, left)
+    return spent.cents + ahead if ahead is not None else None
 
 
 def month_of(when: datetime) -> Window:
@@ -119,6 +141,33 @@ def month_of(when: datetime) -> Window:
     start = datetime(when.year, when.month, 1, tzinfo=UTC)
     following = datetime(when.year + when.month // 12, when.month % 12 + 1, 1, tzinfo=UTC)
     return Window(start=start, end=following)
+
+
+@overload
+def round_cents(cents: float) -> Cents: ...
+@overload
+def round_cents(cents: float | None) -> Cents | None: ...
+def round_cents(cents: float | None) -> Cents | None:
+    """Whole cents, rounded once, here. An amount under one cent keeps its parts: rounded to 0 it would read as free."""
+    if cents is None:
+        return None
+    return max(1e-6, round(cents, 6)) if 0 < cents < 1 else round(cents)
+
+
+def submitter(name: str | None) -> str:
+    """Who submitted a job, for people; a job of the command line on the home folder has no name."""
+    return name or "command line"
+
+
+def spent_words(cents: float | None, *, final: bool) -> str:
+    """What a job has cost, for people: a job that is over costs nothing more."""
+    return f"{dollars(cents)} {'in all' if final else 'so far'}"
+
+
+def price_words(cents_per_hour: float | None, cents: float | None, *, final: bool) -> str:
+    """The price of a job for all its machines and what it has cost, for people."""
+    price = f"{dollars(cents_per_hour)} an hour" if cents_per_hour is not None else "unknown"
+    return f"{price}, {spent_words(cents, final=final)}" if cents or cents_per_hour is not None else price
 
 
 def dollars(cents: float | None) -> str:

@@ -61,10 +61,12 @@ def to_machines(rows: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> tupl
     )
 
 
-def explain(row: MachineRow) -> str:
-    """Why a machine takes no jobs, for people."""
+def explain(row: MachineRow, *, words: bool = False) -> str:
+    """Why a machine takes no jobs. The reason of a drain is the operator's own text and may name a customer or another
+    project: it is left out unless `words` asks for it, on behalf of a caller who sees the whole server."""
     if row.drained is not None:
-        return f"drained: {row.drained}"
+        since = f"drained since {row.drained_at:%Y-%m-%d %H:%M} UTC" if row.drained_at is not None else "drained"
+        return f"{since}: {row.drained}" if words else since
     return f"its GPUs are not known: {row.unknown}"
 
 

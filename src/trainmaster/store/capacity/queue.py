@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Text, bindparam, func, or_, select, type_coerce, update
 
 from trainmaster.core.config.queue import PRIORITIES
+from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, TargetState
@@ -22,11 +24,12 @@ from trainmaster.store.capacity import after, eta
 from trainmaster.store.capacity.devices import DeviceRow
 from trainmaster.store.columns import fetch_at_once
 from trainmaster.store.database import Database
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import JobRow, read_each
 
 _J, _A = t.jobs.c, t.attempts.c
 _PENDING = tuple(stage.value for stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CHECKING))
 _QUEUED = (_J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False))
+_ENDLESS_S = 1e10  # three centuries
 _FEW = 500  # ids that a query names; more are looked for among all
 HIDES_GPUS = "CUDA_VISIBLE_DEVICES"  # empty in `env`: the job uses no GPU
 
@@ -53,11 +56,11 @@ class Request:
 
 @functools.lru_cache(maxsize=20_000)  # a spec never changes, and a thousand waiting jobs are read at every pass
 def read_request(text: str) -> Request:
-    """The request in the JSON of a spec. Fields that an older row lacks have their defaults."""
+    """The request in the JSON of a spec. Fields that an older row lacks have their defaults; TypeError on others."""
     spec = json.loads(text)
     resources, queue = spec.get("resources") or {}, spec.get("queue") or {}
     env = spec.get("env") or {}
-    return Request(
+    request = Request(
         target=spec.get("target", "local"),
         nodes=resources.get("nodes", 1) + resources.get("spares", 0),
         spares=resources.get("spares", 0),
@@ -68,6 +71,16 @@ def read_request(text: str) -> Request:
         longest_s=(spec.get("limits") or {}).get("timeout_s"),
         max_wait_s=queue.get("max_wait_s"),
     )
+    counts, times = (request.nodes, request.spares, request.each), (request.longest_s, request.max_wait_s)
+    # As a float: a whole number of 400 digits would end the decisions for the whole place.
+    if not all(type(count) is int for count in counts) or not all(s is None or _is_number(s) for s in times):
+        raise TypeError("a number of the spec is none")
+    return request
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number; OverflowError where it is too large for one."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def find_request(spec: JobSpec) -> Request:
@@ -114,11 +127,19 @@ def list_waiting(
         if driven:
             query = query.where(leases.rested(), _J.lease_until >= leases.clock(conn))
         rows = conn.execute(query.order_by(since, _J.id)).all()
-    return [
-        _waiting(row, attempts=row.attempts, machines=tuple((row.handle or {}).get("devices", ())))
-        for row in rows
-        if host is None or (row.lease_owner or "").partition(" ")[0] == host
-    ]
+    here = [row for row in rows if host is None or (row.lease_owner or "").partition(" ")[0] == host]
+    return read_each(_waiting_again, here)
+
+
+def find_unreadable(db: Database, ids: Collection[str]) -> set[str]:
+    """Those of these jobs whose rows cannot be read. It parses whole specs: not for all jobs that wait."""
+    query = select(*jobs.COLUMNS).where(_J.id.in_(bindparam("ids", expanding=True)))
+    ordered, found = sorted(ids), set[str]()
+    with db.read() as conn:
+        for begin in range(0, len(ordered), _FEW):
+            rows = conn.execute(query, {"ids": ordered[begin : begin + _FEW]}).mappings().all()
+            found |= {row["id"] for row in rows} - {job.id for job in read_each(jobs.read_job, rows)}
+    return found
 
 
 def read_stamp(db: Database, words: Collection[str]) -> tuple[Any, ...]:
@@ -181,7 +202,7 @@ def list_rows(db: Database, ids: Sequence[str]) -> dict[str, WaitingRow]:
     """Some queued jobs."""
     with db.read() as conn:
         rows = fetch_at_once(conn, _THESE, {"ids": ids}) if ids else []
-    return {row[0]: _waiting(_Columns(*row)) for row in rows}
+    return {row.id: row for row in read_each(_waiting, (_Columns(*row) for row in rows))}
 
 
 _THESE = select(
@@ -209,7 +230,7 @@ def list_pending(
         total = int(conn.execute(count).scalar_one())
         wanted = total > offset and (limit is None or limit > 0)
         rows = conn.execute(page.limit(limit).offset(offset)).all() if wanted else []
-        return [_waiting(row) for row in rows], total
+        return read_each(_waiting, rows), total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +275,7 @@ def to_waiting(rows: Sequence[WaitingRow], kinds: Collection[str]) -> tuple[Wait
     return tuple(
         Waiting(
             job=row.id, project=row.project, priority=row.request.priority, need=need,
-            since_s=row.since.timestamp(), longest_s=row.request.longest_s, prefers=row.machines,
+            since_s=row.since.timestamp(), longest_s=_bound(row.request.longest_s), prefers=row.machines,
         )
         for row, need in needs if need is not None
     )  # fmt: skip
@@ -272,13 +293,13 @@ def list_holders(db: Database, devices: Sequence[DeviceRow], *, now: datetime) -
     query = select(*columns).join(t.jobs, _J.id == _A.job_id).where(_A.id.in_(list(held)))
     with db.read() as conn:
         rows = conn.execute(query).all()
-        known = {row[0]: (row[1], row[2], jobs.read_job(dict(zip(jobs.NAMES, row[3:], strict=True)))) for row in rows}
+        known = {row[0]: row[1:] for row in read_each(_holder, rows)}
         left = eta.list_left(db, [job for *_, job in known.values()], now=now)
         asks = [name for name, (_, _, job) in known.items() if job.spec.queue.preemptible]
         lost = _list_unsaved(db, asks)
     running = []
     for attempt, some in held.items():
-        if attempt not in known:  # of a database that was restored: nobody knows more than that they are held
+        if attempt not in known:  # of a database that was restored, or unreadable: all we know is that they are held
             running.append(_unknown(attempt, some))
             continue
         stop, ended, job = known[attempt]
@@ -295,12 +316,21 @@ def list_holders(db: Database, devices: Sequence[DeviceRow], *, now: datetime) -
     return tuple(running)
 
 
+def _holder(row: Any) -> tuple[str, str | None, datetime | None, JobRow]:
+    return *row[:3], jobs.read_job(dict(zip(jobs.NAMES, row[3:], strict=True)))
+
+
 def _expect_end(job: JobRow, since_s: float, left_s: float | None, now: datetime) -> float | None:
     """When a job that holds devices ends: as its steps say, and by its limit at the latest; None: nothing says."""
-    limit_s = job.spec.limits.timeout_s
+    left_s, limit_s = _bound(left_s), _bound(job.spec.limits.timeout_s)
     ends = [] if left_s is None or job.stage is None else [now.timestamp() + left_s]
     ends += [] if limit_s is None or job.stage is None else [since_s + limit_s]
     return min(ends, default=None)
+
+
+def _bound(seconds: float | None) -> float | None:
+    """None for a time whose end has no date: specs of earlier versions may state one."""
+    return seconds if seconds is not None and seconds < _ENDLESS_S else None
 
 
 def read_priority(word: str) -> int:
@@ -364,7 +394,10 @@ def _unknown(attempt: str, rows: Sequence[DeviceRow]) -> Running:
 
 
 def _waiting(row: Any, *, attempts: int = 0, machines: tuple[str, ...] = ()) -> WaitingRow:
-    request = read_request(_text(row.spec))
+    try:
+        request = read_request(_text(row.spec))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise JobUnreadable(row.id, row.project) from None  # the cause may repeat values of the spec
     if attempts:  # after a loss there may be no machine for a spare: it is not waited for
         request = replace(request, nodes=request.nodes - request.spares, spares=0)
     return WaitingRow(
@@ -372,6 +405,12 @@ def _waiting(row: Any, *, attempts: int = 0, machines: tuple[str, ...] = ()) -> 
         since=row.stage_since or row.created_at, message=row.message, lease_token=row.lease_token,
         attempts=attempts, machines=machines,
     )  # fmt: skip
+
+
+def _waiting_again(row: Any) -> WaitingRow:
+    # A handle that is none says nothing of the machines before: they are only preferred.
+    held = row.handle.get("devices") if isinstance(row.handle, Mapping) else None
+    return _waiting(row, attempts=row.attempts, machines=tuple(held) if isinstance(held, Mapping) else ())
 
 
 def _text(spec: Any) -> str:

@@ -19,7 +19,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.store import jobs
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import JobRow, read_each
 
 _SETS, _TRIALS = t.job_sets.c, t.set_trials.c
 
@@ -47,6 +47,7 @@ class TrialRow:
     job_id: str | None
     open: bool | None
     word: str | None = None
+    status: str | None = None  # of its job; None where it has none, or it was deleted
 
 
 def insert_set(
@@ -114,7 +115,7 @@ def list_trials(db: Database, set_id: str) -> list[TrialRow]:
     """Trials of a set, in order."""
     job = t.jobs.c
     query = (
-        select(_TRIALS.number, _TRIALS["values"], _TRIALS.job_id, _TRIALS.word, job.id, job.stage)
+        select(_TRIALS.number, _TRIALS["values"], _TRIALS.job_id, _TRIALS.word, job.status, job.stage)
         .select_from(t.set_trials.outerjoin(t.jobs, job.id == _TRIALS.job_id))
         .where(_TRIALS.set_id == set_id)
         .order_by(_TRIALS.number)
@@ -126,9 +127,10 @@ def list_trials(db: Database, set_id: str) -> list[TrialRow]:
                 values=values,
                 job_id=job_id,
                 word=word,
-                open=None if known is None else stage is not None,
+                open=None if status is None else stage is not None,
+                status=status,
             )
-            for number, values, job_id, word, known, stage in conn.execute(query).all()
+            for number, values, job_id, word, status, stage in conn.execute(query).all()
         ]
 
 
@@ -168,14 +170,12 @@ def list_alone(db: Database, *, project: str | None, limit: int, offset: int) ->
 
 
 def list_jobs(db: Database, ids: Sequence[str]) -> dict[str, JobRow]:
-    """Those of these jobs that there are, by id."""
+    """Those of these jobs that there are and can be read, by id."""
     found: dict[str, JobRow] = {}
     with db.read() as conn:
         for first in range(0, len(ids), 500):
             query = select(*jobs.COLUMNS).where(t.jobs.c.id.in_(ids[first : first + 500]))
-            for row in conn.execute(query):
-                job = jobs.read_job(dict(zip(jobs.NAMES, row, strict=True)))
-                found[job.id] = job
+            found |= {job.id: job for job in read_each(jobs.read_job, conn.execute(query).mappings())}
     return found
 
 

@@ -1,1 +1,1 @@
-"""Rows that only pages read: curves, the figures behind them, search, counts of projects."""
+"""Rows that only pages and /metrics read: curves, the figures behind them, search, records, tallies, queue depths."""

@@ -6,6 +6,7 @@ of some hundred places that are evenly apart in bytes.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from datetime import datetime
@@ -39,7 +40,7 @@ def scan_figures(db: Database, job_id: str, *, after: tuple[int, int] | None, li
     number, offset = after if after is not None else (0, -1)
     e = t.events.c
     query = (
-        _columns(db, e.ts)
+        _columns(db.engine.dialect.name, e.ts)
         .where(e.phase.in_(PHASES), e.offset > bindparam("after"))
         .order_by(e.offset)
         .limit(bindparam("most"))
@@ -57,15 +58,14 @@ def scan_figures(db: Database, job_id: str, *, after: tuple[int, int] | None, li
 
 def sample_steps(db: Database, job_id: str, *, count: int, phase: str = "STEP") -> list[Figures]:
     """About `count` rows of a phase over all attempts, evenly apart in their files, with the first and last of each."""
-    e = t.events.c
-    chosen = _columns(db, e.ts).where(e.offset.in_(_PLACES)).order_by(e.offset)
     rows: list[Figures] = []
+    chosen = _chosen(db.engine.dialect.name)
     with db.read() as conn:
         tried = conn.execute(_ATTEMPTS, {"job": job_id, "number": 0}).all()
         each = max(_LEAST, count // max(1, len(tried)))
         for attempt, which in tried:
             place = {"attempt": attempt, "count": each, "phase": phase}
-            for at, name, event, data, ts in conn.execute(chosen, place):
+            for at, name, event, data, ts in conn.execute(chosen, place).all():
                 rows.append(Figures((which, at), ts, name, event, _plain(data)))
     return rows
 
@@ -73,7 +73,7 @@ def sample_steps(db: Database, job_id: str, *, count: int, phase: str = "STEP") 
 def sample_events(db: Database, job_id: str, *, count: int) -> list[ScannedEvent]:
     """Every event of the rare phases, and a sample of the steps: what a page of a long run is first drawn from."""
     e = t.events.c
-    query = _columns(db, e.ts).where(e.phase == bindparam("phase"))
+    query = _columns(db.engine.dialect.name, e.ts).where(e.phase == bindparam("phase"))
     query = query.order_by(e.offset.desc()).limit(_MOST_RARE)
     rows = [*sample_steps(db, job_id, count=count)]
     with db.read() as conn:
@@ -103,10 +103,10 @@ _ATTEMPTS = (
 )
 
 
-def _columns(db: Database, ts: Any) -> Select[Any]:
+def _columns(dialect: str, ts: Any) -> Select[Any]:
     e = t.events.c
     # As text where the driver would decode it again: see store/events.py.
-    data = e.data if db.engine.dialect.name == "postgresql" else type_coerce(e.data, Text)
+    data = e.data if dialect == "postgresql" else type_coerce(e.data, Text)
     here = (e.attempt == bindparam("attempt"), e.stream == EVENTS_FILE)
     return select(e.offset, e.phase, e.event, data, ts).where(*here)
 
@@ -126,7 +126,11 @@ def _places() -> Select[Any]:
     return select(behind.scalar_subquery()).select_from(marks.join(ends, literal(True)))
 
 
-_PLACES = _places()
+@functools.cache
+def _chosen(dialect: str) -> Select[Any]:
+    """The rows at those places; put together once, because a chart asks for each of its runs."""
+    e = t.events.c
+    return _columns(dialect, e.ts).where(e.offset.in_(_places())).order_by(e.offset)
 
 
 def _plain(data: Any) -> Mapping[str, Any]:

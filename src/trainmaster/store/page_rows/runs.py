@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, RowMapping, Text, or_, select, type_coerce
 
 from trainmaster.api.compare import Choice
 from trainmaster.api.jobs import JobName
+from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.states import Status
 from trainmaster.store import tables as t
-from trainmaster.store.columns import word as member
+from trainmaster.store.columns import Sound
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import COLUMNS, filter_jobs, read_job
-from trainmaster.store.rows import JobRow
+from trainmaster.store.rows import JobRow, read_each
 
 _AT_ONCE = 500  # ids in one query
 _NEAR = 1_000  # jobs of a project that are searched for the next one of a run: no index has it
@@ -45,11 +48,28 @@ def find_runs(conn: Connection, ids: Collection[str], *, project: str | None = N
     found: dict[str, RunRow] = {}
     ordered = sorted(ids)
     for first in range(0, len(ordered), _AT_ONCE):
-        query = select(*columns, j.spec).where(j.id.in_(ordered[first : first + _AT_ONCE]))
+        query = select(*columns, type_coerce(j.spec, Text).label("spec")).where(
+            j.id.in_(ordered[first : first + _AT_ONCE])
+        )
         query = query.where(j.project == project) if project is not None else query
-        for row in conn.execute(query).mappings():
-            found[row["id"]] = RunRow(**{**row, "status": member(Status, row["status"])})
+        found |= {run.id: run for run in read_each(_run, conn.execute(query).mappings().all())}
     return found
+
+
+def _run(row: RowMapping) -> RunRow:
+    try:
+        spec, status = _load(row["spec"]) if isinstance(row["spec"], str) else row["spec"], Status(row["status"])
+    except (ValueError, RecursionError):
+        spec = status = None
+    if not isinstance(spec, Mapping) or status is None:
+        raise JobUnreadable(row["id"], row["project"])
+    return RunRow(**{**row, "status": status, "spec": spec})
+
+
+@functools.lru_cache(maxsize=256)
+def _load(text: str) -> Any:
+    """Comparisons of the same runs are asked for again and again. Nobody may change it."""
+    return json.loads(text)
 
 
 class PriceRow(NamedTuple):
@@ -64,7 +84,7 @@ class PriceRow(NamedTuple):
 def list_prices(conn: Connection, ids: Collection[str]) -> dict[str, PriceRow]:
     """By job: the price of its newest attempt, and the one in its spec."""
     j, a = t.jobs.c, t.attempts.c
-    stated = j.spec["resources"]["price_per_hour"].as_string()
+    stated = Sound(j.spec)["resources"]["price_per_hour"].as_string()
     query = select(j.id, j.submitted_by, j.target, stated, a.price_cents_per_hour)
     query = query.outerjoin(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
     found: dict[str, PriceRow] = {}
@@ -76,12 +96,19 @@ def list_prices(conn: Connection, ids: Collection[str]) -> dict[str, PriceRow]:
 
 
 def list_choices(db: Database, *, project: str | None = None, word: str | None = None, limit: int) -> list[Choice]:
-    """Jobs that can be chosen, newest first. A `word` is the beginning of an id, or a part of a name."""
+    """Jobs that can be chosen, newest first. A `word` is as for `list_jobs`."""
     j = t.jobs.c
     query = select(j.id, j.name, j.project, j.status, j.created_at).order_by(j.created_at.desc(), j.id.desc())
     query = filter_jobs(query, status=None, project=project, word=word).limit(limit)
     with db.read() as conn:
-        return [Choice(**{**row, "status": Status(row["status"])}) for row in conn.execute(query).mappings()]
+        return read_each(_choice, conn.execute(query).mappings())
+
+
+def _choice(row: RowMapping) -> Choice:
+    try:
+        return Choice(**{**row, "status": Status(row["status"])})
+    except ValueError:
+        raise JobUnreadable(row["id"], row["project"]) from None
 
 
 def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
@@ -90,7 +117,7 @@ def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
     with db.read() as conn:
         for first in range(0, len(ids), _AT_ONCE):
             query = select(*COLUMNS).where(t.jobs.c.id.in_(ids[first : first + _AT_ONCE]))
-            found |= {row["id"]: read_job(row) for row in conn.execute(query).mappings()}
+            found |= {job.id: job for job in read_each(read_job, conn.execute(query).mappings())}
     return [found[job_id] for job_id in ids if job_id in found]
 
 
@@ -100,7 +127,7 @@ def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:
     Searched are the `_NEAR` jobs of its project beside it, and of these the ones with its name. Of a job whose
     predecessor is not among them, the first job of the run.
     """
-    j, first_of = t.jobs.c, t.jobs.c.spec["resume_from"].as_string()
+    j, first_of = t.jobs.c, Sound(t.jobs.c.spec)["resume_from"].as_string()
     with db.read() as conn:
         own = conn.execute(select(j.project, j.name, j.created_at, first_of).where(j.id == job_id)).first()
         if own is None or not (later or own[3]):

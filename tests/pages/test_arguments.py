@@ -87,3 +87,8 @@ def test_of_thousands_of_flags_the_whole_command_is_shown() -> None:
     specs = {run: {"command": ["a", *(f"--f{run}_{n}=1" for n in range(5000))]} for run in ("1", "2")}
     ((part,), _) = find_differences(specs)
     assert part.field == "command" and len(part.values) == 2
+
+
+def test_a_value_that_reads_like_none_is_told_from_a_flag_that_is_absent() -> None:
+    (part,) = find_differences({"a": {"command": ["t", "--a=–"]}, "b": {"command": ["t"]}})[0]
+    assert dict(part.values) == {'"–"': ("a",), "–": ("b",)}

@@ -225,6 +225,14 @@ def test_the_verb(db: Database, tmp_path: Path) -> None:
         assert isinstance(ask(tmp_path, *words).exception, UsageError)
 
 
+def test_the_verb_counts_slots_of_a_run_on_cpus_as_its_page_does(db: Database, tmp_path: Path) -> None:
+    story = samples.completed(db)
+    printed = ask(tmp_path, story.id).output
+    assert "1 slot," in printed and "slot hours" in printed and "GPU hours" not in printed
+    page = over(db, tmp_path).get(f"/jobs/{story.id}").text
+    assert "1 slot," in page and "slot hours" in page, "as there"
+
+
 def test_a_server_makes_the_sums_once_they_are_asked_for(db: Database, tmp_path: Path) -> None:
     a_run(db)
     with over(db, tmp_path) as client:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, update
 
 from pages import samples
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs, sets
-from trainmaster.store import costs
+from trainmaster.store import costs, tables
 from trainmaster.store.database import Database
 
 
@@ -52,6 +52,32 @@ def test_a_word_finds_by_name_and_by_id(db: Database) -> None:
         assert story.id in [line.id for line in page.jobs] and page.total == len(page.jobs)
     assert jobs.read(db, find="%").jobs == jobs.read(db, find="a_a").jobs == ()
     assert jobs.read(db, find=story.id, status=Status.FAILED).total == 0
+
+
+def test_a_word_finds_the_jobs_of_a_person(db: Database) -> None:
+    story = samples.completed(db)
+    samples.pending(db, project="infra")  # of nobody
+    with db.write() as conn:
+        conn.execute(update(tables.jobs).where(tables.jobs.c.id == story.id).values(submitted_by="ann b"))
+    for word in ("ann b", "nn"):
+        page = jobs.read(db, find=word)
+        assert [line.id for line in page.jobs] == [story.id] and page.total == 1
+    assert jobs.read(db, find="bob").total == 0
+
+
+def test_a_whole_name_finds_one_person_or_one_name(db: Database) -> None:
+    ann, joann = samples.completed(db), samples.completed(db, name="llama-2")
+    with db.write() as conn:
+        for story, person in ((ann, "ann"), (joann, "joann")):
+            conn.execute(update(tables.jobs).where(tables.jobs.c.id == story.id).values(submitted_by=person))
+    for page, story in (
+        (jobs.read(db, by="ann"), ann),
+        (jobs.read(db, by="joann"), joann),
+        (jobs.read(db, name="llama-2"), joann),
+    ):
+        assert [line.id for line in page.jobs] == [story.id] and page.total == 1
+    assert jobs.read(db, by="ann", name="llama-2").total == 0
+    assert jobs.read(db, find="llama", by="ann").total == 1
 
 
 def test_pages_hold_every_job_once(db: Database) -> None:

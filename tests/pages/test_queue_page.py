@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from pages import samples
 from trainmaster.cli import _console
 from trainmaster.cli.jobs import queue as cli_queue
+from trainmaster.cli.main import build
 from trainmaster.cluster.health.history import Entry
 from trainmaster.core.results import Verdict
 from trainmaster.core.roles import Role
@@ -20,9 +22,11 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, TargetState
 from trainmaster.pages import machines, queue
 from trainmaster.queueing.state import Device, Wait
+from trainmaster.queueing.words import say_before
 from trainmaster.store import attempts, audit, jobs, leases, nodes
 from trainmaster.store.capacity import devices, order
 from trainmaster.store.database import Database, connect
+from trainmaster.store.migrate import open_database
 from trainmaster.targets import find_place
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
@@ -57,7 +61,7 @@ def test_each_job_has_its_place_a_reason_and_what_is_before_it(db: Database) -> 
     assert [(line.job_id, line.position) for line in page.jobs] == [(ids[2], 1), (ids[3], 2), (ids[1], 3)]
     assert page.jobs[0].reason == "it needs 1 GPU, none is free; what becomes free is kept for it"
     assert page.jobs[2].before == (ids[3], ids[2])
-    assert page.jobs[2].reason == "it needs 1 GPU, none is free besides what is kept for the first in the queue"
+    assert page.jobs[2].reason == "it needs 1 GPU, and none is free"
     own = queue.read(db, project="other")
     assert [(line.job_id, line.position, line.before) for line in own.jobs] == [(ids[3], 2, ())]
 
@@ -77,8 +81,8 @@ def test_on_a_terminal_the_reason_has_room(
     assert max(map(len, lines)) <= width and "priority" in lines[0]
     assert len(lines) == {80: 6, 120: 5, 200: 3}[width], lines
     whole = " ".join(" ".join(lines).split())
-    assert "it needs 1 GPU, none is free besides what is kept for the first in the queue" in whole
-    assert ("a-long-name-of-a-job-that-waits" in whole) == (width > 80)
+    assert "it needs 1 GPU, and none is free" in whole
+    assert ("a-long-name-of-a-job-that-waits" in lines[1]) == (width > 80)
 
 
 def test_a_target_that_queues_is_shown_with_its_own_reason(db: Database) -> None:
@@ -103,6 +107,7 @@ def test_who_has_a_gpu_is_named_to_its_own_project_only(db: Database) -> None:
     ]
     (foreign,) = machines.read(db, project="other").machines
     assert {(device.job_id, device.used) for device in foreign.devices} == {(None, "a job of another project")}
+    assert {(device.submitted_by, device.price_cents_per_hour) for device in foreign.devices} == {(None, None)}
 
 
 def test_a_check_of_the_operator_counts_where_it_is_newer(
@@ -135,11 +140,41 @@ def test_the_page_shows_each_project_its_own_jobs(db: Database, tmp_path: Path) 
     assert f"/jobs/{theirs}" in own.text and "1 waiting" in own.text and "a job of another project" in own.text
     assert mine not in own.text and "j1" not in own.text
     assert f"/jobs/{theirs}" in part and "<html" not in part
+    assert "1 job of other projects waits too" in own.text and "other projects wait" not in whole.text
+    assert ">j3</td>" in whole.text and ">1 of other projects</td>" not in whole.text, "what is before it"
 
 
-def test_an_admin_of_the_server_drains_a_machine_and_everybody_reads_why(db: Database, tmp_path: Path) -> None:
+def test_a_project_without_a_job_reads_that_others_wait(db: Database, tmp_path: Path) -> None:
+    for number in range(3):
+        _insert(db, number)
+    _hold(db)
+    with TestClient(create_app(db, tmp_path, reconcile=False), base_url=BASE, client=LOCAL) as client:
+        text = client.get("/queue", headers=issue(db, "them", Role.VIEWER, "other")).text
+    assert "Nothing of yours waits" in text and "2 jobs of other projects do." in text and "j1" not in text
+
+
+def test_before_a_job_are_names_and_the_number_of_others() -> None:
+    names = {"a" * 36: "first", "b" * 36: "second"}
+    assert say_before(None, (), names) == say_before(1, (), names) == ""
+    assert say_before(3, ("b" * 36, "a" * 36), names) == "second, first"
+    assert say_before(3, ("b" * 36,), names) == "second and 1 of other projects"
+    assert say_before(9, ("b" * 36, "c" * 36), names) == "second, cccccccc and 6 more"
+    assert say_before(3, (), names) == "2 of other projects" and say_before(9, (), names) == "8 jobs"
+
+
+def test_show_says_the_place_of_a_job_that_waits(tmp_path: Path) -> None:
+    db = open_database(tmp_path / "trainmaster.db")
+    ids = [_insert(db, number) for number in range(3)]
+    _hold(db)
+    db.close()
+    env = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    shown = " ".join(CliRunner(env=env).invoke(build(), ["show", ids[2], "--home", str(tmp_path)]).stdout.split())
+    assert "place 2 in its queue; before it: j1 waits for it needs 1 GPU, and none is free start not known" in shown
+
+
+def test_an_admin_of_the_server_drains_a_machine_and_others_do_not_read_why(db: Database, tmp_path: Path) -> None:
     _insert(db, 0)
-    _insert(db, 1)
+    _insert(db, 1, project="other")
     _hold(db)
     boss, lab = issue(db, "boss", Role.ADMIN), issue(db, "lab", Role.ADMIN, "other")
     path, body = "/v1/machines/m0/drain", {"reason": "a <fan>"}
@@ -150,8 +185,13 @@ def test_an_admin_of_the_server_drains_a_machine_and_everybody_reads_why(db: Dat
         assert client.put(path, json=body, headers=boss).status_code == 204
         for page in ("/queue", "/nodes?state=out", "/nodes/one?node=m0"):
             assert "a &lt;fan&gt;" in client.get(page, headers=boss).text, page
-        seen = client.get("/queue", headers=lab).text
-        assert "drained: a &lt;fan&gt;" in seen and "/nodes/readmit" not in seen and "boss" not in seen
+        assert "a <fan>" in client.get("/v1/machines?project_id=other", headers=boss).text
+        job = client.get("/v1/queue", headers=lab).json()["jobs"][0]
+        assert "machines closed (m0: drained since 20" in job["reason"]
+        for page in ("/queue", "/queue?part=1", "/v1/machines", "/v1/queue", f"/jobs/{job['job_id']}"):
+            seen = client.get(page, headers=lab).text
+            assert "fan" not in seen and "/nodes/readmit" not in seen and "boss" not in seen, page
+            assert "drained since 20" in seen or page.startswith("/jobs"), page
         assert "m0" not in client.get("/nodes", headers=lab).text
         assert "starts jobs there again" in client.get("/nodes/readmit?node=m0", headers=boss).text
         back = client.post("/nodes/readmit", data={"node": "m0"}, headers=boss, follow_redirects=False)

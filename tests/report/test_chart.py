@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainmaster.report import chart
+from trainmaster.api.run import Point
+from trainmaster.report import chart, formats
 from trainmaster.report.chart import Line, Mark, ticks
 
 FINITE = st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-9)
@@ -46,7 +49,7 @@ def test_a_line_has_the_same_shape_at_any_scale(scale: float) -> None:
     )
 
 
-@pytest.mark.parametrize("high", [5e-324, 2e-323, 1e-300, 1e305, 2e305, 1.7e308])
+@pytest.mark.parametrize("high", [5e-324, 2e-323, 1e-300, 1e305, 2e305, 1.7e308, 10**400])
 def test_numbers_at_the_end_of_what_a_float_holds_are_drawn(high: float) -> None:
     for low in (0.0, -high):
         drawn = heights(draw([Line(name="loss", points=[(1.0, low), (2.0, high)])]))
@@ -76,6 +79,31 @@ def test_evaluations_are_dots_and_checkpoints_are_marks() -> None:
     figure = draw(lines, [Mark(x=50, label="checkpoint"), Mark(x=100, label="checkpoint"), Mark(x=999, label="x")])
     assert len(list(figure.iter("circle"))) == 2
     assert len([line for line in figure.iter("line") if line.get("class") == "mark"]) == 2  # one lies outside
+
+
+@pytest.mark.parametrize("x", [math.nan, math.inf, -math.inf, 1e308, 10**400])
+def test_a_point_whose_step_cannot_be_drawn_is_left_out_and_said(x: float) -> None:
+    figure = text([(1, 5.0), (x, 4.0), (2, 3.0)], marks=[Mark(x=x, label="checkpoint")])
+    assert "1 point is not drawn: the step is no number, or too large to draw." in figure
+    assert 'data-points="1 5 2 3"' in figure and "nan" not in figure
+    alone = text([(x, 1.0)])
+    assert alone.startswith("<p") and "<svg" not in alone
+
+
+def test_a_value_that_is_no_number_is_a_gap() -> None:
+    assert 'data-points="1 5 3 4"' in text([(1, 5.0), (2, math.nan), (3, 4.0)])
+
+
+def test_a_very_large_step_is_told_exactly() -> None:
+    last = 2**63 - 1
+    figure = text([(last - 1000, 5.0), (last, 4.0)], dots=True)
+    assert f"at step {last:,}" in figure and f"a 4 at {last:,}" in figure and f"{last} 4" in figure
+    assert formats.count(last) == "9,223,372,036,854,775,807"
+
+
+def text(points: list[Point], *, dots: bool = False, marks: Sequence[Mark] = ()) -> str:
+    line = Line(name="a", points=points, dots=dots)
+    return str(chart.render(key="a", title="A", x_name="step", lines=[line], marks=marks))
 
 
 def test_nothing_to_draw_draws_nothing() -> None:

@@ -38,7 +38,8 @@ AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LONG = "W" * 300  # a word that nothing breaks
 # What a route needs beside its path. `{node}` and the like are parts that `furnish` names.
 PAGES = {
-    "/": ("/", "/?status=failed", "/?find=llama", "/?find=nothing+fits"), "/search": ("/search", "/search?q={word}"),
+    "/": ("/", "/?status=failed", "/?find=llama", "/?by=ann", "/?find=nothing+fits"),
+    "/search": ("/search", "/search?q={word}"),
     "/jobs/{uuid}": ("/jobs/{uuid}", "/jobs/{failed}", f"/jobs/{NOBODY}"),
     "/jobs/{uuid}/report": ("/jobs/{uuid}/report",),
     "/jobs/{uuid}/logs": ("/jobs/{uuid}/logs", "/jobs/{failed}/logs?stream=rank-0.log",
@@ -69,6 +70,7 @@ KEPT = {
     "workdirs": {"project", "sha256", "manifest"}, "audit": set(), "budgets": {"project", "period"},
     "webhooks": {"id", "project"}, "outbox": {"topic", "project", "job_id"}, "deliveries": {"channel"},
     "known_targets": {"name", "word"}, "target_grants": {"target", "project", "user", "identity"},
+    "ledger_tallies": {"job_id", "rules", "tally"},
     "devices": {"place", "kind", "attempt"}, "machines": {"place"}, "queue_orders": {"place", "waits"},
     "shares": {"project"}, "job_sets": {"id", "name", "project"}, "set_trials": {"set_id", "spec", "job_id", "word"},
     "job_after": {"job_id", "before", "name"}, "searches": {"set_id", "search", "template", "word"},

@@ -68,7 +68,10 @@ def test_the_table_names_every_path_and_no_other(client: TestClient) -> None:
 def test_the_document_states_patterns_and_no_default_that_other_fields_decide(client: TestClient) -> None:
     document = client.get("/v1/openapi.json").json()
     query = {item["name"]: item["schema"] for item in document["paths"]["/v1/training/jobs"]["get"]["parameters"]}
-    assert all(query[name]["anyOf"][0]["pattern"].startswith("^[A-Za-z0-9") for name in ("project_id", "find"))
+    assert query["project_id"]["anyOf"][0]["pattern"].startswith("^[A-Za-z0-9")
+    assert all("{1,63}" in query[name]["anyOf"][0]["pattern"] for name in ("find", "by", "name"))
+    (sets,) = [item for item in document["paths"]["/v1/sets"]["get"]["parameters"] if item["name"] == "find"]
+    assert sets["description"] == "name of a set, or beginning of its id"
     schemas = document["components"]["schemas"]
     assert "pattern" in schemas["HookWish"]["properties"]["project"]["anyOf"][0]
     optimizer = schemas["SpecOptimizerConfig"]["properties"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from pages import samples
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.furnished import serving
@@ -47,4 +48,16 @@ def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, 
         tab.wait_for_function("texts.includes('step')")
         drawn = tab.evaluate("texts")
         assert "0" in drawn and "-0" not in drawn
+        tab.goto("about:blank")
+
+
+def test_on_a_phone_a_job_that_waits_is_a_card(tab: Page, db: Database, tmp_path: Path) -> None:
+    """Of a row that is wider than the phone, the reason was read by scrolling alone."""
+    samples.pending(db, name="n" * 63, project="p" * 63)
+    tab.set_viewport_size({"width": 360, "height": 740})
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        tab.goto(f"{url}/queue")
+        why = tab.locator(".jobs td.why").bounding_box()
+        assert why is not None and why["x"] >= 0 and why["x"] + why["width"] <= 360, why
+        assert tab.locator(".jobs .scroll").evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
         tab.goto("about:blank")

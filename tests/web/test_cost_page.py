@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +17,7 @@ from trainmaster.core.roles import Role
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import Limits
 from trainmaster.core.states import Stage, Status
-from trainmaster.pages import cost, spending
+from trainmaster.pages import cost, job_cost, spending
 from trainmaster.store import attempts, costs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.runs import find_jobs
@@ -31,10 +33,10 @@ _NO_LIMITS = Limits()
 
 def run(
     db: Database, *, cents: float | None, start: datetime, hours: float = 1.0, over: bool = True, by: str | None = None,
-    project: str = "research", target: str = "lambda", limits: Limits = _NO_LIMITS,
+    project: str = "research", target: str = "lambda", limits: Limits = _NO_LIMITS, resume_from: str | None = None,
 ) -> samples.Story:  # fmt: skip
     """A job whose attempt is placed at a time and costs so much an hour."""
-    spec = replace(samples.spec(project=project, target=target), limits=limits)
+    spec = replace(samples.spec(project=project, target=target), limits=limits, resume_from=resume_from)
     story = samples.Story(db, spec, at=start).start()
     with db.write() as conn:
         costs.set_price(conn, story.attempt, cents)
@@ -97,6 +99,17 @@ def test_what_runs_now_without_a_price_is_unknown_and_not_nothing(db: Database, 
     assert "and 2 attempts without a price" in text and "forecast, and 2 attempts without a price" in text
 
 
+def test_a_person_links_to_their_runs(db: Database, client: TestClient) -> None:
+    now = datetime.now(UTC)
+    own = run(db, cents=500, start=now - HOUR, hours=0.5, by="ann & co")
+    others = [run(db, cents=500, start=now - HOUR, hours=0.5, by=by) for by in (None, "joann & co")]
+    card = client.get("/cost?month=all").text.partition('id="by-person"')[2].partition("</section>")[0]
+    first, other = map(html.unescape, re.findall(r'href="([^"]+)"', card))  # none for the command line
+    runs = client.get(min(first, other)).text  # joann's holds ann's name
+    assert f"/jobs/{own.id}" in runs and not any(f"/jobs/{each.id}" in runs for each in others)
+    assert "submitted by <b>ann &amp; co</b>, in all months" in runs and 'name="by" value="ann &amp; co"' in runs
+
+
 def test_a_budget_says_how_much_has_no_price(db: Database, client: TestClient) -> None:
     now = datetime.now(UTC)
     with db.write() as conn:
@@ -152,6 +165,39 @@ def test_the_limits_of_a_job_bound_its_forecast(db: Database) -> None:
     assert spending.read(db, month=NOW, now=NOW).forecast_cents == 662
     run(db, cents=3600, start=NOW - HOUR / 12, over=False, limits=Limits(max_cost=5.0))
     assert spending.read(db, month=NOW, now=NOW).forecast_cents == 662 + 500
+    lines = cost.read(db, now=NOW).jobs
+    assert sorted(line.forecast_cents or 0 for line in lines) == [500, 662], "the command line says the same"
+    assert sorted(found.forecast_cents or 0 for line in lines if (found := job_cost.read(db, line.id, now=NOW))) == [
+        500,
+        662,
+    ]
+
+
+def test_a_cap_bounds_the_forecast_of_the_whole_run(any_db: Database) -> None:
+    """$8 of $10 are spent by the job that this one resumes: budget.enforce stops it at $2 of its own."""
+    capped = Limits(max_cost=10.0)
+    first = run(any_db, cents=800, start=NOW - 10 * HOUR, limits=capped)
+    again = run(any_db, cents=100, start=NOW - HOUR / 2, over=False, limits=capped, resume_from=first.id)
+    (found,) = find_jobs(any_db, [again.id])
+    assert cost.figures(any_db, [found], now=NOW) == {again.id: (50, 200)}
+    assert {line.id: line.forecast_cents for line in cost.read(any_db, now=NOW).jobs} == {first.id: 800, again.id: 200}
+    line = job_cost.read(any_db, again.id, now=NOW)
+    assert line is not None and (line.forecast_cents, line.max_cost_cents) == (200, 1000)
+    assert spending.read(any_db, month=NOW, now=NOW).forecast_cents == 800 + 200
+
+
+def test_a_cap_under_a_cent_is_not_nothing(db: Database, client: TestClient) -> None:
+    story = run(db, cents=0.2, start=NOW - HOUR, over=False, limits=Limits(max_cost=0.005))
+    line = job_cost.read(db, story.id, now=NOW)
+    assert line is not None and (line.forecast_cents, line.max_cost_cents) == (0.5, 0.5)
+    assert "<dt>Limit</dt><dd>under $0.01</dd>" in client.get(f"/jobs/{story.id}/cost").text
+
+
+def test_nobody_knows_what_a_queued_job_will_have_cost(db: Database) -> None:
+    story = samples.Story(db, samples.spec(target="lambda", resources={"price_per_hour": 12.5}), at=NOW)
+    line = job_cost.read(db, story.id, now=NOW)
+    assert line is not None and line.forecast_cents is None
+    assert cost.figures(db, find_jobs(db, [story.id]), now=NOW) == {story.id: (0, None)}
 
 
 def test_idle_machines_are_named_and_working_ones_are_not(db: Database) -> None:

@@ -343,8 +343,20 @@ def test_a_local_account_runs_python_or_is_refused(db: Database, monkeypatch: py
     with pytest.raises(UsageError, match="is the user of --job-user"):
         known_targets.grant(db, "local", "infra", user="daemon", by="local")
     monkeypatch.setattr(sys, "executable", "/root/nowhere/python")
-    with pytest.raises(UsageError, match="games cannot run /root/nowhere/python"):
+    with pytest.raises(UsageError, match=r"^local: games cannot run /root/nowhere/python") as refused:
         known_targets.grant(db, "local", "infra", user="games", by="local")
+    assert "install it where every account can" in str(refused.value) and "--trust-jobs" in str(refused.value)
+
+
+def test_a_refusal_names_its_target_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_word: str) -> dict[str, str]:
+        raise UsageError("local: nobody cannot run /x/python3: [Errno 13] Permission denied")
+
+    monkeypatch.setattr(targets, "identify", refuse)
+    with pytest.raises(UsageError, match=r"^local: nobody cannot run /x/python3: \[Errno 13\] .*; use an account"):
+        known_targets._identify("nobody@local", "local")
+    with pytest.raises(UsageError, match=r"^mine: local: nobody cannot run"):
+        known_targets._identify("nobody@local", "mine")
 
 
 def test_a_grant_of_an_earlier_version_was_never_asked(db: Database, hosts: Path, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_the_page_drains_a_machine_of_ssh(client: TestClient, db: Database, tmp_
     hosts = tmp_path / "hosts.yaml"
     hosts.write_text("known_hosts: known_hosts\nhosts: [{name: gpu-01, host: 192.0.2.1}]\n")
     (tmp_path / "known_hosts").write_text("x ssh-ed25519 AAAA\n")
-    run(db, "gpu-01", checks(["1652000000001"]), target=f"ssh:{hosts}")
+    run(db, "gpu-01", checks(["1652000000001"]), target=f"ssh:{hosts}", project="lab")
     assert 'name="reason"' in client.get("/nodes/drain?node=gpu-01").text
     assert client.post("/nodes/drain", data={"node": "gpu-01", "reason": "a fan"}).status_code == 303
     (drained,) = machines.list_machines(db, place=f"ssh:{hosts}")
@@ -228,8 +228,30 @@ def test_the_page_drains_a_machine_of_ssh(client: TestClient, db: Database, tmp_
     assert '<section class="card verdict warn">' in text and "Node: drained" in text
     assert drained.drained_at is not None and f"{drained.drained_at:%Y-%m-%d %H:%M}" in text
     assert str(drained.drained_at) not in text and drained.drained_at.isoformat() not in text
+    (tile,) = node_map.read(db, project="lab").nodes
+    page = node_history.read(db, node="gpu-01", project="lab")
+    for seen in (tile, page):  # by a user of the project
+        assert (seen.out_since, seen.out_reason) == (drained.drained_at.isoformat(), None)
+    assert node_map.read(db, project="other").counts["out"] == 0
+    assert node_history.read(db, node="gpu-01", project="other").out_since is None
     assert client.post("/nodes/readmit", data={"node": "gpu-01"}).status_code == 303
     assert machines.list_machines(db) == []
+
+
+def test_a_drain_is_of_one_target_and_not_of_a_namesake_elsewhere(db: Database, tmp_path: Path) -> None:
+    with db.write() as conn:
+        machines.drain(conn, "ssh:/etc/a.yaml", "gpu1", reason="customer X", by="eve", at=samples.T0)
+    run(db, "gpu1", checks(["1652000000001"]), target="kubernetes", project="b")
+    page = node_map.read(db, project="b")
+    assert ([(node.node, node.out_since) for node in page.nodes], page.counts["out"]) == ([("gpu1", None)], 0)
+    assert node_map.read(db, project="b", state="out").nodes == ()
+    assert node_history.read(db, node="gpu1", project="b").out_since is None
+    (tile,) = node_map.read(db, home=tmp_path).nodes
+    for seen in (tile, node_history.read(db, node="gpu1", home=tmp_path)):  # by the operator
+        assert (seen.out_since, seen.out_reason) == (samples.T0.isoformat(), "on ssh:/etc/a.yaml: customer X")
+    run(db, "gpu1", checks(["1652000000002"]), target="ssh:/etc/a.yaml", project="a")
+    assert node_map.read(db, project="a").counts["out"] == 1
+    assert node_history.read(db, node="gpu1", project="a").out_since == samples.T0.isoformat()
 
 
 def test_only_an_admin_of_the_server_drains(db: Database, tmp_path: Path, scontrol: Scontrol) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def test_a_set_is_submitted_shown_and_cancelled_by_its_project_alone(
         assert "&lt;s&gt;" in client.get(page, headers=tokens["viewer"]).text
         runs = client.get("/", headers=tokens["viewer"]).text
         assert f'href="{page}"' in runs and f"/jobs/{job}" not in runs, "one row"
+        assert ">All 1 run, 1 line</a>" in runs
         assert f"/jobs/{job}" in client.get("/?find=lr", headers=tokens["viewer"]).text
         assert client.get("/v1/training/jobs?alone=1", headers=tokens["user"]).json()["jobs"] == []
         assert line["id"] not in client.get("/", headers=tokens["stranger"]).text
@@ -79,6 +80,10 @@ def test_a_set_is_submitted_shown_and_cancelled_by_its_project_alone(
         assert client.post(f"/v1{page}/cancel", headers=tokens["stranger"]).status_code == 404
         assert client.post(f"/v1{page}/cancel", headers=tokens["user"]).json()["set"]["status"] == "cancelling"
         assert client.post(f"{page}/cancel", headers=tokens["user"]).status_code == 303
+        end(db, job, Status.CANCELLED)
+        over = client.post(f"/v1{page}/cancel", headers=tokens["user"])
+        assert (over.status_code, over.json()["error"]["code"]) == (400, "already_final")
+        assert "is already cancelled; there is nothing to cancel" in over.text
     assert store.list_sets(db)[0].cancel_at is not None
 
 
@@ -131,6 +136,23 @@ def test_the_list_says_of_a_set_what_its_own_page_says(db: Database) -> None:
     line = listed[six.id]
     assert line.best_loss == 2.0 and line.counts == {"completed": 3, "failed": 1, "deleted": 1, "waiting": 1}
     assert line.cost_cents and listed[free.id].cost_cents is None and listed[cancelled.id].counts == {"skipped": 6}
+
+
+@pytest.mark.parametrize(("cents_each", "in_all"), [(0.1, 0.3), (0.4, 1), (1.4, 4)])
+def test_the_cost_of_a_set_is_summed_before_it_is_rounded(db: Database, cents_each: float, in_all: float) -> None:
+    values = {"name": "three", "command": ["x"], "target": "slurm", "matrix": {"env.A": ["1", "2", "3"]}}
+    three = sets.submit_set(db, parse_sweep(values))
+    for number in (1, 2, 3):
+        story = samples.Story(db, samples.spec(name=f"t-{number}", target="slurm"), at=samples.T0).start()
+        with db.write() as conn:
+            conn.execute(update(tables.attempts).where(tables.attempts.c.id == story.attempt).values(
+                price_cents_per_hour=cents_each, created_at=samples.T0))  # fmt: skip
+            assert store.take_trial(conn, three.id, number, story.id)
+    page = pages.read_one(db, three.id, now=samples.T0 + timedelta(hours=1))
+    assert page is not None and page.set.cost_cents == in_all
+    assert {trial.cost_cents for trial in page.trials} == {1 if cents_each > 1 else cents_each}
+    (line,) = pages.read(db, now=samples.T0 + timedelta(hours=1)).sets
+    assert line.cost_cents == in_all
 
 
 def test_a_search_over_rest_and_on_its_page(db: Database, tmp_path: Path, tokens: dict[str, dict[str, str]]) -> None:

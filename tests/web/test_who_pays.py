@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import update
@@ -11,13 +12,18 @@ from starlette.testclient import TestClient
 
 from pages import samples
 from report.test_hostile import HOSTILE
-from trainmaster.cli.jobs.show import _price
+from trainmaster.cli import _console
+from trainmaster.cli.jobs.nodes import _print
+from trainmaster.cli.jobs.show import _price, _submitted
+from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
-from trainmaster.core.states import Stage
-from trainmaster.pages import cost, job, jobs, node_map, spending
+from trainmaster.core.states import Stage, Status
+from trainmaster.pages import cost, job, job_goodput, jobs, machines, node_map, spending
 from trainmaster.store import attempts, costs, tables
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
+from trainmaster.web.sections.run import BINS
+from trainmaster.web.templating import render
 from web.conftest import BASE, LOCAL
 from web.furnished import issue
 
@@ -77,7 +83,7 @@ def test_the_queue_names_the_submitter_and_the_stated_price(db: Database, client
 def test_pages_and_the_command_line_say_one_number(db: Database) -> None:
     story, now = running(db, cents=150, by="ana"), datetime.now(UTC)
     shown = job.read(db, story.id, now=now)
-    assert shown is not None and _price(shown) == "$1.50 an hour for all its machines, $3.00 so far"
+    assert shown is not None and _price(shown) == "$1.50 an hour, $3.00 so far"
     (line,) = jobs.read(db, now=now).jobs
     (going,) = spending.read(db, now=now).going
     ((use,),) = [node.used_by for node in node_map.read(db, now=now).nodes]
@@ -90,6 +96,65 @@ def test_pages_and_the_command_line_say_one_number(db: Database) -> None:
         (spent.cents_per_hour, spent.cents),
     ]
     assert figures == [(150.0, 300)] * 5
+
+
+def test_a_cost_under_a_cent_reads_the_same_everywhere(db: Database, client: TestClient) -> None:
+    story = running(db, cents=0.2, by="ana")
+    for path in ("/", "/cost"):
+        assert "under $0.01" in row(client.get(path).text, story.id), path
+    text = client.get("/cost").text
+    figures = text.split("<dt>End of this month")[0]
+    assert "under $0.01" in figures and "$0.00" not in figures and f"Added up at {datetime.now(UTC):%Y-%m-%d}" in text
+    for path in (f"/jobs/{story.id}", "/nodes"):
+        assert "under $0.01 an hour, under $0.01 so far" in client.get(path).text, path
+    assert "<dt>So far</dt><dd>under $0.01</dd>" in client.get(f"/jobs/{story.id}/cost").text
+    shown = job.read(db, story.id)
+    assert shown is not None and _price(shown) == "under $0.01 an hour, under $0.01 so far"
+    (line,) = cost.read(db).jobs
+    assert line.cents is not None and 0 < line.cents < 1 and dollars(line.cents) == "under $0.01"
+
+
+def test_nodes_on_the_command_line_name_the_submitter_and_the_price(
+    db: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = running(db, cents=150, by="ana-laptop")
+    monkeypatch.setattr(_console.out, "_width", 200)
+    _print(machines.read(db))
+    line = next(line for line in capsys.readouterr().out.splitlines() if NODE in line)
+    assert story.id[:8] in line and line.split()[-2:] == ["ana-laptop", "$1.50"]
+    name(db, story.id, None)
+    ((use,),) = [machine.used_by for machine in machines.read(db).machines]
+    assert (use.submitted_by, use.price_cents_per_hour) == (None, 150.0)
+    _print(machines.read(db))
+    assert "command line" in capsys.readouterr().out
+    assert machines.read(db, project="other").machines == ()
+
+
+def test_who_submitted_is_worded_in_one_way(db: Database, client: TestClient) -> None:
+    story = running(db, cents=150, by=None)
+    for path in ("/", "/cost", f"/jobs/{story.id}", "/nodes"):
+        text = client.get(path).text
+        assert "command line" in text and "by command line" not in text, path
+    shown = job.read(db, story.id)
+    assert shown is not None and " from the command line, " in str(_submitted(shown))
+
+
+@pytest.mark.parametrize(("device", "word"), [("cpu", "slot"), ("cuda", "GPU"), (None, "GPU")])
+def test_a_job_without_gpus_has_slot_hours(db: Database, device: str | None, word: str) -> None:
+    """Where the device is not known the trade's word stays."""
+    page, ledger = SimpleNamespace(run=SimpleNamespace(device=device)), job_goodput.read(db, samples.completed(db).id)
+    text = bytes(render("goodput.html", page=page, goodput=ledger, **BINS).body).decode()
+    assert f"What the {word}s did" in text and f"{word} hours</th>" in text and f" {word} hours, ETTR" in text
+
+
+def test_a_job_that_is_over_has_cost_in_all_and_not_so_far(db: Database, client: TestClient) -> None:
+    story = running(db, cents=150, by="ana").move(Stage.RELEASING).finish(Status.COMPLETED)
+    with db.write() as conn:
+        attempts.mark_released(conn, story.attempt, at=datetime.now(UTC))
+    for path in (f"/jobs/{story.id}", f"/jobs/{story.id}/cost"):
+        assert "so far" not in client.get(path).text.lower(), path
+    shown = job.read(db, story.id)
+    assert shown is not None and _price(shown) == "$1.50 an hour, $3.00 in all"
 
 
 @pytest.mark.parametrize(("cents", "target"), [(None, "slurm"), (0.0, "local")])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
 
@@ -31,7 +32,7 @@ class ComparedRun:
     duration_s: float | None
     step: int | None
     values: Mapping[str, float]  # of the last STEP, and `eval/…` of the last evaluation
-    cost_cents: int | None
+    cost_cents: Cents | None
     fields: Mapping[str, str]  # of the spec, those that differ
     group: str | None  # value of the field by which runs are grouped
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
 
@@ -13,8 +14,8 @@ from trainmaster.core.states import Status
 class Cost:
     """A cost. `cents` is null where a part has no known price; `known_cents` is the sum of the priced parts."""
 
-    cents: int | None
-    known_cents: int
+    cents: Cents | None
+    known_cents: Cents
     unknown_parts: int
 
 
@@ -26,8 +27,8 @@ class JobCost:
     total: Cost
     cents_per_hour: float
     left_s: float | None
-    forecast_cents: int | None
-    max_cost_cents: int | None
+    forecast_cents: Cents | None
+    max_cost_cents: Cents | None  # of the whole run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +68,18 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpending:
-    """One job of the cost page, in whole cents; null: unknown. The forecast covers the whole job in any month."""
+    """One job of the cost page; null: unknown. The forecast covers the whole job in any month."""
 
     id: str
     name: str
     project: str
     status: Status
-    cents: int | None
-    known_cents: int  # of the priced parts
+    cents: Cents | None
+    known_cents: Cents  # of the priced parts
     cents_per_hour: float  # now
     left_s: float | None
-    forecast_cents: int | None
-    max_cost_cents: int | None
+    forecast_cents: Cents | None
+    max_cost_cents: Cents | None  # of the whole run
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
 
 
@@ -89,8 +90,8 @@ class ProjectSpending:
     project: str
     jobs: int
     unknown_jobs: int  # jobs with an unpriced part
-    cents: int | None
-    known_cents: int
+    cents: Cents | None
+    known_cents: Cents
     cents_per_hour: float
 
 
@@ -101,7 +102,7 @@ class BudgetLine:
     project: str
     period: str  # total, month
     cap_cents: int
-    spent_cents: int
+    spent_cents: Cents
     share: float | None  # None: the cap is 0
     unknown_jobs: int = 0  # jobs with an unpriced part, which does not count
 
@@ -124,7 +125,7 @@ class SpendingLine:
     """What one project, person, target or month has cost. `unknown_parts`: attempts whose price nobody stated."""
 
     name: str | None  # a person: None is the command line on the home folder
-    known_cents: int
+    known_cents: Cents
     unknown_parts: int
     attempts: int
     share: float  # of the known cents of all lines
@@ -137,10 +138,10 @@ class BudgetOutlook:
     project: str
     period: str
     cap_cents: int
-    spent_cents: int
-    left_cents: int
+    spent_cents: Cents
+    left_cents: Cents
     share: float | None
-    forecast_cents: int | None
+    forecast_cents: Cents | None
     reached_at: datetime | None  # at the present rate; null: not in this period
     unknown_parts: int = 0  # attempts whose price nobody stated, which do not count
 
@@ -159,7 +160,7 @@ class IdleMachine:
     why: str
     since: datetime
     cents_per_hour: float | None
-    cents: int | None  # since then
+    cents: Cents | None  # since then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,7 @@ class GoingJob:
     project: str
     submitted_by: str | None  # name of the token; null: the command line on the home folder
     cents_per_hour: float | None  # null: unknown
-    cents: int | None  # so far; null: unknown
+    cents: Cents | None  # so far; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +181,11 @@ class Spending:
 
     month: str | None
     project: str | None
-    known_cents: int
+    known_cents: Cents
     unknown_parts: int
     cents_per_hour: float  # now, as far as prices are known
     unknown_going: int  # attempts that hold machines now whose price nobody stated
-    forecast_cents: int | None  # at the end of the present month, as far as prices are known; null: no price is
+    forecast_cents: Cents | None  # at the end of the present month, as far as prices are known; null: no price is
     projects: tuple[SpendingLine, ...]
     people: tuple[SpendingLine, ...]
     targets: tuple[SpendingLine, ...]

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from trainmaster.api.run import Run
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 
 _RESUME_JOB = "trainmaster resume JOB"  # in actions of reasons (core/states.py)
@@ -35,8 +36,8 @@ class JobLine:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-    cost_cents: int | None = None  # so far; None: unknown
-    forecast_cents: int | None = None  # at its end
+    cost_cents: Cents | None = None  # so far; None: unknown
+    forecast_cents: Cents | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     machines: tuple[str, ...] = ()  # of its newest attempt, where the target names them
@@ -63,6 +64,7 @@ class JobsPage:
     offset: int
     made_at: datetime
     next: str | None = None  # cursor of the following page; None on an empty page
+    by: str | None = None  # the filter: only this submitter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +169,8 @@ class JobPage:
     spec: Mapping[str, Any] | None
     made_at: datetime
     made_by: str  # the command that makes this report again
-    cost_cents: int | None = None  # so far; None: unknown
-    forecast_cents: int | None = None  # at its end
+    cost_cents: Cents | None = None  # so far; None: unknown
+    forecast_cents: Cents | None = None  # at its end
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.results import Verdict
 
 
@@ -78,7 +79,7 @@ class NodeUse:
     project: str
     submitted_by: str | None
     price_cents_per_hour: float | None = None  # of the job, for all its machines; null: unknown
-    cost_cents: int | None = None  # of the job so far; null: unknown
+    cost_cents: Cents | None = None  # of the job so far; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

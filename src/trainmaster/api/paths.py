@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 TRAINING = "/v1/training"
 JOBS = f"{TRAINING}/jobs"
+JOBS_CHECK = f"{JOBS}/check"
 
 
 def chunks(project: str, rest: str) -> str:

@@ -61,6 +61,8 @@ class DeviceLine:
     project: str | None
     since: datetime | None
     used: str | None  # who uses it besides jobs, or why it cannot be used
+    submitted_by: str | None = None  # of the job; null: none, or the command line on the home folder
+    price_cents_per_hour: float | None = None  # of the job, for all its machines; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class MachineUse:
     job: str  # its name
     project: str
     since: datetime
+    submitted_by: str | None = None  # name of the token; null: the command line on the home folder
+    price_cents_per_hour: float | None = None  # of the job, for all its machines; null: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

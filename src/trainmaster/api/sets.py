@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
 
@@ -24,7 +25,7 @@ class Trial:
     status: Status | None  # None: it has not begun, or its job was deleted
     step: int | None = None
     loss: float | None = None
-    cost_cents: int | None = None
+    cost_cents: Cents | None = None
     best: bool = False  # best value of the trials that are completed
     message: str = ""
     value: float | None = None
@@ -44,7 +45,7 @@ class SetLine:
     counts: Mapping[str, int]
     parallel: int
     message: str  # why its next trial does not begin
-    cost_cents: int | None  # of all its jobs; None: that of one is unknown
+    cost_cents: Cents | None  # of all its jobs; None: that of one is unknown
     best_loss: float | None
     created_at: datetime
     submitted_by: str | None

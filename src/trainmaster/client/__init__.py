@@ -32,7 +32,7 @@ from trainmaster.api.goodput import Goodput, GoodputPage, GoodputSum, JobGoodput
 from trainmaster.api.health import Health
 from trainmaster.api.iterations import CheckRecord, Details, Epoch, Evaluation, Iteration, Step
 from trainmaster.api.jobs import Attempt, Job, JobLine, JobPage, JobsPage, Submitted, Transition
-from trainmaster.api.paths import JOBS, TRAINING
+from trainmaster.api.paths import JOBS, JOBS_CHECK, TRAINING
 from trainmaster.api.run import Run
 from trainmaster.api.targets import KnownTarget
 from trainmaster.api.webhooks import Delivery
@@ -107,6 +107,12 @@ class Client(QueueCalls):
         answer = self._transport.request("POST", JOBS, body=dict(spec), headers=sent)
         return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
 
+    def check(self, spec: Mapping[str, Any], *, key: str | None = None) -> None:
+        """Raise what `submit` would raise for this spec, and create nothing. An older server is not asked."""
+        sent = {"Idempotency-Key": key} if key is not None else None
+        # An older server has no such path: it refuses at the submission.
+        self._transport.request("POST", JOBS_CHECK, body=dict(spec), headers=sent, fine=frozenset({404, 405}))
+
     def upload(
         self, folder: str | Path, *, project: str = "default", told: Callable[[int, int], None] | None = None
     ) -> str:
@@ -122,13 +128,14 @@ class Client(QueueCalls):
 
     def jobs(
         self, *, status: str | None = None, project: str | None = None, find: str | None = None, limit: int = 50,
-        offset: int = 0, after: str | None = None,
+        offset: int = 0, after: str | None = None, by: str | None = None, name: str | None = None,
     ) -> JobsPage:  # fmt: skip
-        """Jobs, newest first; `find` is the beginning of an id or a part of a name.
+        """Jobs, newest first. `find`: an id begins with it, or the name of the job or of its submitter contains it.
 
+        `by` and `name` are whole names, of the submitter and of the job; a server of an earlier version refuses them.
         `after` is `next` of the page before: unlike `offset` it gives no job twice while others are submitted.
         """
-        words = {"status": status, "project_id": project, "find": find, "after": after}
+        words = {"status": status, "project_id": project, "find": find, "by": by, "name": name, "after": after}
         return decode(JobsPage, self.get(JOBS, **words, limit=limit, offset=offset))
 
     def job(self, job_id: str) -> JobPage:

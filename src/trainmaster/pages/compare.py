@@ -11,8 +11,7 @@ from typing import Any
 
 from trainmaster import targets
 from trainmaster.api.compare import ComparedRun, Comparison, RunCurve, RunGroup, SpecDifference
-from trainmaster.api.events import Event
-from trainmaster.core.money.cost import Amount
+from trainmaster.core.money.cost import Amount, round_cents
 from trainmaster.pages.job import mask_env
 from trainmaster.pages.parts import arguments
 from trainmaster.pages.parts.downsample import number, whole
@@ -50,8 +49,8 @@ def read(
         found = find_runs(conn, asked, project=project)
         known = [found[job] for job in asked if job in found]
         names = [row.id for row in known]
-        steps = events.last_event(db, names, phase="STEP") if names else {}
-        evals = events.last_event(db, names, phase="EVAL_MODEL") if names else {}
+        steps = events.last_data(db, names, phase="STEP")
+        evals = events.last_data(db, names, phase="EVAL_MODEL")
         spent = costs.job_costs(db, names, now=now)
     specs = {row.id: _plain(row.spec) for row in known}
     differences, same = find_differences(specs)
@@ -65,8 +64,8 @@ def read(
     runs = tuple(
         _run(
             row,
-            step=steps.get(row.id),
-            evaluation=evals.get(row.id),
+            last=steps.get(row.id, {}),
+            held_out=evals.get(row.id, {}),
             spent=spent[row.id],
             fields=fields[row.id],
             group=groups.get(row.id),
@@ -105,7 +104,8 @@ def read_curve(db: Database, job_id: str, *, metric: str, points: int = POINTS) 
 
 def _plain(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     env = spec.get("env")
-    return {**spec, "env": mask_env(env)} if env else spec
+    # Of one that is no mapping nobody knows what may be shown.
+    return {**spec, "env": mask_env(env) if isinstance(env, Mapping) else None} if env else spec
 
 
 def find_differences(specs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[SpecDifference, ...], int]:
@@ -124,7 +124,7 @@ def find_differences(specs: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[Spec
         values: dict[str, list[str]] = {}
         for job in specs:
             values.setdefault(texts.get(job, ABSENT), []).append(job)
-        if len(values) < 2:  # one that is absent, and one that reads like it
+        if len(values) < 2:  # they read alike, as 1 and "1"
             same += 1
             continue
         ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -195,6 +195,8 @@ def _is_stated(value: Any) -> bool:
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else _to_text(value)
+    if text == ABSENT:
+        return f'"{text}"'  # a value that reads like none
     if len(text) <= _LONGEST:
         return text
     # Two that begin alike are two values: what is cut off stands for itself by a few digits of its digest.
@@ -204,15 +206,13 @@ def _text(value: Any) -> str:
 def _run(
     row: RunRow,
     *,
-    step: Event | None,
-    evaluation: Event | None,
+    last: Mapping[str, Any],
+    held_out: Mapping[str, Any],
     spent: Amount,
     fields: Mapping[str, str],
     group: str | None,
     now: datetime,
 ) -> ComparedRun:
-    last: Mapping[str, Any] = step.data if step is not None else {}
-    held_out: Mapping[str, Any] = evaluation.data if evaluation is not None else {}
     values = {name: value for name in last if name not in _NOT_DRAWN and (value := number(last, name)) is not None}
     values |= {
         f"{EVAL}{name}": value
@@ -232,7 +232,7 @@ def _run(
         duration_s=max(0.0, (end - row.started_at).total_seconds()) if row.started_at is not None else None,
         step=whole(last, "step"),
         values=values,
-        cost_cents=None if free or spent.cents is None else round(spent.cents),
+        cost_cents=None if free else round_cents(spent.cents),
         fields=fields,
         group=group,
     )

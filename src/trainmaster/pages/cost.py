@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
-from trainmaster.core.money.cost import Amount, Span, add_up, burn, forecast, month_of
+from trainmaster.core.money.cost import Amount, Cents, Span, add_up, burn, forecast, month_of, round_cents
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import JobSum
-from trainmaster.store.database import Database
+from trainmaster.store.database import Connection, Database
 from trainmaster.store.page_rows.runs import PriceRow, find_jobs
 from trainmaster.store.page_rows.runs import list_prices as list_price_rows
 from trainmaster.store.rows import JobRow
@@ -68,36 +68,51 @@ def read(
         spans: dict[str, list[Span]] = {job_id: [] for job_id in dearest}
         for charge in costs.list_charges(conn, jobs=dearest) if dearest else ():
             spans[charge.job_id].extend(charge.spans)
-    left = eta.list_left(db, rows, now=now)
+        earlier = list_earlier(conn, rows, now=now)
+    left, timeouts = eta.list_left(db, rows, now=now), eta.list_timeouts(db, rows, now=now)
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
-        jobs=tuple(_job(row, spans[row.id], _amount([sums[row.id]]), left.get(row.id), now) for row in rows),
+        jobs=tuple(
+            _job(
+                row, spans[row.id], _amount([sums[row.id]]), left.get(row.id), timeout_s=timeouts.get(row.id),
+                earlier_cents=earlier.get(row.id, 0.0), now=now,
+            )
+            for row in rows
+        ),
         more=len(sums) - len(rows),
         projects=_projects(sums, rates, unpriced),
         budgets=tuple(_budget(row, by_window[row.window(now)], unpriced) for row in budgets),
         made_at=now,
-    )
+    )  # fmt: skip
 
 
-def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[int | None, int | None]]:
-    """Cost so far and forecast of each of these jobs, in whole cents, for a page that shows other things too."""
+def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[Cents | None, Cents | None]]:
+    """Cost so far and forecast of each of these jobs, as `round_cents` gives them, for a page of other things too."""
     rows = list(listed)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
         for charge in costs.list_charges(conn, jobs=spans) if spans else ():
             spans[charge.job_id].extend(charge.spans)
-    # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
-    going = [row for row in rows if burn(spans[row.id]) > 0]
-    left = eta.list_left(db, going, now=now)
-    by_job: dict[str, tuple[int | None, int | None]] = {}
+        # Most jobs are over or cost nothing: their forecast is what they cost, and needs no look at their events.
+        going = [row for row in rows if row.stage is not None and any(span.cents_per_hour for span in spans[row.id])]
+        earlier = list_earlier(conn, going, now=now)
+    left, timeouts = eta.list_left(db, going, now=now), eta.list_timeouts(db, going, now=now)
+    by_job: dict[str, tuple[Cents | None, Cents | None]] = {}
     for row in rows:
         if is_unpriced(row, spans[row.id]):
             by_job[row.id] = (None, None)
             continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
-        seconds = left.get(row.id) if per_hour > 0 else 0.0
-        by_job[row.id] = (cents(amount.cents), cents(forecast(amount, cents_per_hour=per_hour, left_s=seconds)))
+        ahead = forecast_job(
+            row,
+            amount,
+            per_hour,
+            left_s=0.0 if row.stage is None else left.get(row.id),
+            timeout_s=timeouts.get(row.id),
+            earlier_cents=earlier.get(row.id, 0.0),
+        )
+        by_job[row.id] = (round_cents(amount.cents), ahead)
     return by_job
 
 
@@ -122,22 +137,23 @@ def _price(row: PriceRow) -> float | None:
     return None if is_default else row.cents_per_hour
 
 
-def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, int | None]:
+def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, Cents | None]:
     """Cost so far of each of these jobs, as `figures` gives it, without reading the jobs themselves."""
+    return {job_id: round_cents(cents) for job_id, cents in list_exact(db, ids, now=now).items()}
+
+
+def list_exact(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, float | None]:
+    """The same before it is rounded, to be summed."""
     spans: dict[str, list[Span]] = {job_id: [] for job_id in ids}
     unpriced: set[str] = set()
     with db.read() as conn:
-        for first in range(0, len(ids), _AT_ONCE):
-            some = ids[first : first + _AT_ONCE]
-            unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=some)
-            for charge in costs.list_charges(conn, jobs=some):
-                spans[charge.job_id].extend(charge.spans)
-    return {
-        job_id: None
-        if job_id in unpriced and all(span.cents_per_hour == 0 for span in own)
-        else cents(add_up(own, now=now).cents)
-        for job_id, own in spans.items()
-    }
+        for charge in costs.list_charges(conn, jobs=ids) if ids else ():
+            spans[charge.job_id].extend(charge.spans)
+        # Asked only of jobs without a price in their spans: the stated prices are in the specs.
+        free = [job_id for job_id, own in spans.items() if all(span.cents_per_hour == 0 for span in own)]
+        for first in range(0, len(free), _AT_ONCE):
+            unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=free[first : first + _AT_ONCE])
+    return {job_id: None if job_id in unpriced else add_up(own, now=now).cents for job_id, own in spans.items()}
 
 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
@@ -150,27 +166,76 @@ def _free_targets() -> list[str]:
     return [name for name in targets.names() if targets.is_free(name)]
 
 
-def cents(value: float | None) -> int | None:
-    """Whole cents, rounded once, here."""
-    return None if value is None else round(value)
+def forecast_job(
+    row: JobRow,
+    amount: Amount,
+    per_hour: float,
+    *,
+    left_s: float | None,
+    timeout_s: float | None,
+    earlier_cents: float,
+) -> Cents | None:
+    """What a job will have cost; its own limits bound it, and are all that is known where its pace is not."""
+    if left_s is None and targets.is_free(row.target) and row.spec.resources.price_per_hour == 0:
+        left_s = 0.0  # for however long it runs, it costs nothing more
+    return round_cents(
+        forecast(
+            amount,
+            cents_per_hour=per_hour,
+            left_s=left_s,
+            timeout_s=timeout_s,
+            cap_cents=cap_cents(row),
+            earlier_cents=earlier_cents,
+        )
+    )
 
 
-def _job(row: JobRow, spans: list[Span], amount: Amount, left_s: float | None, now: datetime) -> JobSpending:
-    per_hour, cap = burn(spans), row.spec.limits.max_cost
+def cap_cents(row: JobRow) -> float | None:
+    """Its own cap, which holds for its whole run; not rounded: it may be under a cent."""
+    cap = row.spec.limits.max_cost
+    return None if cap is None else cap * 100
+
+
+def list_earlier(conn: Connection, rows: Iterable[JobRow], *, now: datetime) -> dict[str, float]:
+    """By open job with a cap that resumes another: what the other jobs of its run cost, for they count towards it."""
+    capped = {
+        row.id: row.spec.resume_from
+        for row in rows
+        if row.stage is not None and row.spec.resume_from is not None and row.spec.limits.max_cost is not None
+    }
+    runs = {first: costs.list_run(conn, first) for first in set(capped.values())}
+    spent = dict.fromkeys((job_id for run in runs.values() for job_id in run), 0.0)
+    for charge in costs.list_charges(conn, jobs=spent) if spent else ():
+        spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
+    return {
+        job_id: math.fsum(spent[other] for other in runs[first] if other != job_id) for job_id, first in capped.items()
+    }
+
+
+def _job(
+    row: JobRow,
+    spans: list[Span],
+    amount: Amount,
+    left_s: float | None,
+    *,
+    timeout_s: float | None,
+    earlier_cents: float,
+    now: datetime,
+) -> JobSpending:
+    per_hour, unpriced = burn(spans), is_unpriced(row, spans)
     whole = add_up(spans, now=now)
+    ahead = forecast_job(row, whole, per_hour, left_s=left_s, timeout_s=timeout_s, earlier_cents=earlier_cents)
     return JobSpending(
         id=row.id,
         name=row.name,
         project=row.project,
         status=row.status,
-        cents=None if is_unpriced(row, spans) else cents(amount.cents),
-        known_cents=round(amount.known_cents),
+        cents=None if unpriced else round_cents(amount.cents),
+        known_cents=round_cents(amount.known_cents),
         cents_per_hour=per_hour,
         left_s=left_s,
-        forecast_cents=(
-            None if is_unpriced(row, spans) else cents(forecast(whole, cents_per_hour=per_hour, left_s=left_s))
-        ),
-        max_cost_cents=cents(cap * 100 if cap is not None else None),
+        forecast_cents=None if unpriced else ahead,
+        max_cost_cents=round_cents(cap_cents(row)),
         submitted_by=row.submitted_by,
     )
 
@@ -192,8 +257,8 @@ def _projects(
                 project=name,
                 jobs=len(members),
                 unknown_jobs=unknown,
-                cents=None if unknown else cents(whole.cents),
-                known_cents=round(whole.known_cents),
+                cents=None if unknown else round_cents(whole.cents),
+                known_cents=round_cents(whole.known_cents),
                 cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members) if rates else 0.0,
             )
         )
@@ -219,7 +284,7 @@ def _budget(row: costs.BudgetRow, sums: Mapping[str, JobSum], unpriced: Collecti
         project=row.project,
         period=row.period,
         cap_cents=row.cap_cents,
-        spent_cents=round(spent),
+        spent_cents=round_cents(spent),
         share=share,
         unknown_jobs=_count_unknown(sums, own, unpriced),
     )

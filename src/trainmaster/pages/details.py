@@ -5,8 +5,9 @@ from __future__ import annotations
 from trainmaster.api.codec import fill
 from trainmaster.api.iterations import Details, Iteration, Step
 from trainmaster.pages.parts import shapes
-from trainmaster.store import iterations, jobs
+from trainmaster.store import jobs
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import iterations
 
 Page = Details
 

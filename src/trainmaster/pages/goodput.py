@@ -99,7 +99,7 @@ def list_booked(
     project: str | None = None,
     window: Window | None = None,
     now: datetime,
-    without: Collection[str] = (),
+    only_open: bool = False,
     tops: dict[str, int] | None = None,
 ) -> Iterator[Booked]:
     """Ledgers of these jobs, of a project or of all, in one pass. With a window, tallies of its month alone.
@@ -110,7 +110,7 @@ def list_booked(
     free = [name for name in targets.names() if targets.is_free(name)]
     now_us = to_us(now)
     tops = {} if tops is None else tops
-    for job in goodput.list_histories(conn, jobs=jobs, project=project, window=window, free=free, without=without):
+    for job in goodput.list_histories(conn, jobs=jobs, project=project, window=window, free=free, only_open=only_open):
         # What an earlier job of the same run has trained is repeated work in a later one.
         ledger = book(replace(job.history, steps_before=tops.get(job.run, 0)), now=now_us)
         tops[job.run] = ledger.steps

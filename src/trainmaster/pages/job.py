@@ -12,6 +12,7 @@ from trainmaster import __version__
 from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Status
@@ -76,7 +77,7 @@ def build(
     summary: RunSummary,
     now: datetime,
     made_by: str,
-    cost: tuple[int | None, int | None] = (None, None),
+    cost: tuple[Cents | None, Cents | None] = (None, None),
     iterations: tuple[IterationSummary, ...] = (),
     recovered_s: Mapping[int, float | None] | None = None,
 ) -> JobPage:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from trainmaster.api.events import Event
 from trainmaster.api.jobs import JobLine, JobsPage
 from trainmaster.core.ids import UUID_PATTERN
+from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures, list_prices
 from trainmaster.pages.parts.downsample import number, whole
@@ -33,6 +34,8 @@ def read(
     status: Status | None = None,
     project: str | None = None,
     find: str | None = None,
+    by: str | None = None,
+    name: str | None = None,
     limit: int = 50,
     offset: int = 0,
     after: str | None = None,
@@ -45,13 +48,15 @@ def read(
     limit = max(1, min(limit, MOST))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
         place = _parse_cursor(after) if after is not None else None
-        rows = list_jobs(db, status=status, project=project, word=find, limit=limit, offset=offset, after=place)
+        rows = list_jobs(
+            db, status=status, project=project, word=find, by=by, name=name, limit=limit, offset=offset, after=place
+        )
         now = now or datetime.now(UTC)
         shown = lines(db, rows, now=now)
         counts = {word.value: count for word, count in count_by_status(db, project=project).items()}
         total = counts[status.value] if status else sum(counts.values())
-        if find is not None:
-            total = count_jobs(db, status=status, project=project, word=find)
+        if (find, by, name) != (None, None, None):
+            total = count_jobs(db, status=status, project=project, word=find, by=by, name=name)
     return JobsPage(
         jobs=shown,
         total=total,
@@ -59,6 +64,7 @@ def read(
         status=status,
         project=project,
         find=find,
+        by=by,
         limit=limit,
         offset=offset,
         made_at=now,
@@ -68,17 +74,17 @@ def read(
 
 def line(db: Database, row: JobRow) -> JobLine:
     """One job as a line of the list, without its cost."""
-    return _line(row, events.last_event(db, [row.id], phase="STEP").get(row.id), (None, None))
+    return _line(row, events.last_data(db, [row.id], phase="STEP").get(row.id, {}), (None, None))
 
 
 def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLine, ...]:
     """Jobs as lines of the list: a handful of queries for all of them."""
-    steps = events.last_event(db, [row.id for row in rows], phase="STEP")
+    steps = events.last_data(db, [row.id for row in rows], phase="STEP")
     costs, machines = figures(db, rows, now=now), list_machines(db, [row.id for row in rows])
     prices = list_prices(db, [row.id for row in rows])
     return tuple(
         replace(
-            _line(row, steps.get(row.id), costs[row.id], machines.get(row.id, ())),
+            _line(row, steps.get(row.id, {}), costs[row.id], machines.get(row.id, ())),
             price_cents_per_hour=prices[row.id].cents_per_hour,
         )
         for row in rows
@@ -95,9 +101,8 @@ def _parse_cursor(text: str) -> tuple[datetime, str]:
 
 
 def _line(
-    row: JobRow, last: Event | None, cost: tuple[int | None, int | None], machines: tuple[str, ...] = ()
+    row: JobRow, data: Mapping[str, Any], cost: tuple[Cents | None, Cents | None], machines: tuple[str, ...] = ()
 ) -> JobLine:
-    data = last.data if last else {}
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
     return JobLine(
         id=row.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trainmaster import targets
 from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage, MachineUse
 from trainmaster.core.results import Verdict
+from trainmaster.pages.cost import Price, list_prices
 from trainmaster.pages.node_map import newer, newest_entries
 from trainmaster.pages.parts import node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry, Measured
 
 Page = MachinesPage
+_NO_PRICE = Price(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ def fold(machine: MachineLine) -> tuple[int, list[Holding]]:
 def read(
     db: Database, *, home: Path | None = None, project: str | None = None, now: datetime | None = None
 ) -> MachinesPage:
-    """All machines, with a home also those that its operator has checked: the newest verdict counts.
+    """All machines, with a home also those that its operator has checked, and the operator's reasons of drains: it is
+    given for callers who see the whole server. The newest verdict counts.
 
     Jobs of other projects are not named to one that asks for its own.
     """
@@ -73,7 +76,9 @@ def read(
     checked = {
         name: _checked(checks.get(name), journal.get(name, ()), standing.get(name, [])) for name in (*checks, *journal)
     }
-    uses = _list_uses(attempts)
+    shown = {row.job_id for row in holders.values() if project in (None, row.project)}
+    prices = list_prices(db, shown | {holder.job_id for holder in attempts})
+    uses = _list_uses(attempts, prices)
     machines: dict[tuple[str, str], list[DeviceRow]] = {key: [] for key in closed}
     for row in rows:
         machines.setdefault((row.place, row.machine), []).append(row)
@@ -81,11 +86,13 @@ def read(
         MachineLine(
             target=_target(place, project),
             machine=machine,
-            devices=tuple(_device(row, holders.get(row.attempt or ""), project) for row in some),
+            devices=tuple(_device(row, holders.get(row.attempt or ""), project, prices) for row in some),
             seen_at=max((row.seen_at for row in some), default=None),
             verdict=checked[machine][0] if machine in checked else None,
             checked_at=checked[machine][1] if machine in checked else None,
-            closed=store.explain(closed[place, machine]) if (place, machine) in closed else None,
+            closed=store.explain(closed[place, machine], words=home is not None)
+            if (place, machine) in closed
+            else None,
             drained_at=closed[place, machine].drained_at if (place, machine) in closed else None,
             drained_by=closed[place, machine].drained_by if (place, machine) in closed and project is None else None,
             used_by=uses.get(machine, ()) if not some else (),
@@ -112,10 +119,14 @@ def read(
     return MachinesPage(machines=tuple(lines), made_at=now or datetime.now(UTC))
 
 
-def _list_uses(attempts: Sequence[nodes.Holder]) -> dict[str, tuple[MachineUse, ...]]:
+def _list_uses(attempts: Sequence[nodes.Holder], prices: Mapping[str, Price]) -> dict[str, tuple[MachineUse, ...]]:
     uses: dict[str, tuple[MachineUse, ...]] = {}
     for holder in attempts:
-        use = MachineUse(job_id=holder.job_id, job=holder.name, project=holder.project, since=holder.since)
+        by, cents = prices.get(holder.job_id, _NO_PRICE)
+        use = MachineUse(
+            job_id=holder.job_id, job=holder.name, project=holder.project, since=holder.since,
+            submitted_by=by, price_cents_per_hour=cents,
+        )  # fmt: skip
         for node in holder.nodes:
             uses[node] = (*uses.get(node, ()), use)
     return uses
@@ -142,11 +153,12 @@ def _target(place: str, project: str | None) -> str:
     return word if project is None else word.partition(":")[0]
 
 
-def _device(row: DeviceRow, holder: Holder | None, project: str | None) -> DeviceLine:
+def _device(row: DeviceRow, holder: Holder | None, project: str | None, prices: Mapping[str, Price]) -> DeviceLine:
     shown = holder is not None and project in (None, holder.project)
     used = row.used if row.attempt is None else None
     if row.attempt is not None and not shown:
         used = "a job of another project" if holder is not None else f"attempt {row.attempt}, of which no row is left"
+    by, cents = prices.get(holder.job_id, _NO_PRICE) if holder is not None and shown else _NO_PRICE
     return DeviceLine(
         device=row.device,
         kind=row.kind,
@@ -156,4 +168,6 @@ def _device(row: DeviceRow, holder: Holder | None, project: str | None) -> Devic
         project=holder.project if holder is not None and shown else None,
         since=row.since,
         used=used,
+        submitted_by=by,
+        price_cents_per_hour=cents,
     )

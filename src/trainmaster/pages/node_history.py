@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainmaster.api.nodes import HistoryLine, NodeHistory
 from trainmaster.core.results import Verdict
 from trainmaster.pages.node_map import add_money, list_uses
-from trainmaster.pages.parts import node_health, node_standing
+from trainmaster.pages.parts import node_drains, node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.store import nodes as store
@@ -46,7 +46,10 @@ def read(
             attempts = store.list_node_checks(conn, node, project=project, limit=_MOST)
         checked = store.list_findings(conn, attempts)
         target = store.find_target(conn, attempts[0]) if gpu is None and attempts else None
-        uses = list_uses(store.list_holders(conn, project=project)) if gpu is None else {}
+        holders = store.list_holders(conn, project=project) if gpu is None else []
+    uses = list_uses(holders)
+    words = {node: {holder.target for holder in holders if holder.open and node in holder.nodes}}
+    words[node] |= {target} if target is not None else set()
     lines = [
         line
         for part in checked
@@ -63,7 +66,10 @@ def read(
     verdict, decides = node_standing.judge(min(newest, key=ORDER.index, default=None), standing)
     asks = home is not None and gpu is None
     out = read_out(home).get(node) if home is not None and asks else None
-    own = next((row for row in machines.list_machines(db) if asks and row.machine == node and row.drained_at), None)
+    known = asks or (gpu is None and (len(lines) > 0 or node in uses))
+    rows = [row for row in machines.list_machines(db) if known and row.machine == node and row.drained_at]
+    here = node_drains.match(rows, words).get(node)
+    own = here or next(iter(rows if asks else ()), None)  # the operator reads of a namesake too
     return NodeHistory(
         word=word,
         gpu=gpu is not None,
@@ -73,7 +79,7 @@ def read(
         target=target,
         used_by=tuple(add_money(db, uses.get(node, ()), now=now or datetime.now(UTC)).values()),
         out_since=own.drained_at.isoformat() if own is not None and own.drained_at is not None else out,
-        out_reason=own.drained if own is not None else None,
+        out_reason=node_drains.explain(own, elsewhere=here is None and bool(words[node])) if own and asks else None,
         verdict=verdict,
         standing=decides,
         made_at=now or datetime.now(UTC),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
 from trainmaster.core.results import Verdict
 from trainmaster.pages.cost import list_prices, list_spent
-from trainmaster.pages.parts import node_health, node_standing
+from trainmaster.pages.parts import node_drains, node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.store import nodes as store
@@ -50,10 +50,17 @@ def read(
         checks = store.list_newest_checks(conn, project=project)
         holders = store.list_holders(conn, project=project, newest=_NEWEST)
     journal = newest_entries(history)
-    own = {row.machine: row for row in machines.list_machines(db) if row.drained_at} if home is not None else {}
-    out = {**(read_out(home) if home is not None else {}), **{name: _iso(row) for name, row in own.items()}}
+    rows, places = machines.list_machines(db), node_drains.list_targets(checks, holders)
+    drained = node_drains.match(rows, places)
+    # The operator reads of all, with the reason.
+    own = {**{row.machine: row for row in rows if row.drained_at}, **drained} if home is not None else {}
+    health = read_out(home) if home is not None else {}
     uses = list_uses(holders)
-    names = {*checks, *journal, *out, *(node for holder in holders for node in holder.nodes)}
+    names = {*checks, *journal, *health, *own, *(node for holder in holders for node in holder.nodes)}
+    out = {**health, **{name: _iso(row) for name, row in (own or drained).items()}}
+    reasons = {
+        name: node_drains.explain(row, elsewhere=name in places and name not in drained) for name, row in own.items()
+    }
     newest = {name: newer(checks.get(name), journal.get(name, ())) for name in names}
     judged = {name: node_standing.judge(newest[name][0], standing.get(name, [])) for name in names}
     verdicts = {name: (judged[name][0], newest[name][1]) for name in names}
@@ -81,7 +88,7 @@ def read(
             _node(
                 name, verdicts[name][0], checks.get(name), findings, verdicts[name][1],
                 used_by=tuple(known.get(use.job_id, use) for use in uses.get(name, ())), target=targets.get(name),
-                out_since=out.get(name), own=own.get(name),
+                out_since=out.get(name), out_reason=reasons.get(name),
                 standing=judged[name][1],
             )
             for name in shown
@@ -160,7 +167,7 @@ def _node(
     used_by: tuple[NodeUse, ...],
     target: str | None,
     out_since: str | None,
-    own: MachineRow | None,
+    out_reason: str | None,
     standing: str,
 ) -> MappedNode:
     from trainmaster.cluster.health import history
@@ -202,6 +209,6 @@ def _node(
         used_by=used_by,
         job_id=job_id,
         out_since=out_since,
-        out_reason=own.drained if own is not None else None,
+        out_reason=out_reason,
         standing=standing,
     )

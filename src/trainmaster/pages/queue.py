@@ -12,13 +12,13 @@ from trainmaster import targets
 from trainmaster.api.queue import ProjectShare, QueueLine, QueuePage
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.pages.cost import list_prices
+from trainmaster.queueing.words import NEAREST, say_before
 from trainmaster.store.capacity import after, devices, order, queue
 from trainmaster.store.capacity.order import Order
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.database import Database
 
 Page = QueuePage
-_BEFORE = 5
 _KEPT_S = 30.0  # an order that is older was left by a server that has ended
 _NOT_DRIVEN = "no server drives it: start `trainmaster serve`"
 _STARTS = "it is about to start"
@@ -67,6 +67,22 @@ def read(
     )
 
 
+def describe_before(page: QueuePage) -> dict[str, str]:
+    """By job: what is before it, as words."""
+    names = {line.job_id: line.name for line in page.jobs}
+    return {line.job_id: say_before(line.position, line.before, names) for line in page.jobs}
+
+
+def count_others(db: Database, *, project: str) -> int:
+    """Jobs of other projects that wait: what is before those of one project is not nothing."""
+    with db.read():
+        own, ids = (queue.list_ids(db, project=which) for which in (project, None))
+        (_, pending), (_, every) = (
+            queue.list_pending(db, project=which, limit=0, offset=0) for which in (project, None)
+        )
+    return len(ids) - len(own) + every - pending
+
+
 def _find_places(db: Database, ids: set[str], now: datetime) -> tuple[list[tuple[Order, list[int]]], list[str]]:
     """Lines of these jobs in our own queues, in order: as the last pass kept it, else decided from the rows.
     Beside it the jobs that have none, oldest first."""
@@ -97,7 +113,7 @@ def _find_lines(kept: Order, ids: set[str]) -> list[int]:
 def _list_before(place: _Place, ids: Collection[str]) -> tuple[str, ...]:
     """Jobs before one in its queue, the nearest first; of other projects left out."""
     kept, index = place
-    ahead = kept.waits[max(0, index - _BEFORE) : index]
+    ahead = kept.waits[max(0, index - NEAREST) : index]
     return tuple(job for job, position, *_ in reversed(ahead) if position and job in ids)
 
 

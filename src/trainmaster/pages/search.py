@@ -8,8 +8,7 @@ from typing import Any
 from trainmaster.api.search import Hit, SearchPage
 from trainmaster.core.states import Status
 from trainmaster.store.database import Database
-from trainmaster.store.jobs import list_jobs
-from trainmaster.store.page_rows import search
+from trainmaster.store.page_rows import runs, search
 from trainmaster.store.page_rows.search import FoundNode
 
 MOST = 20  # of each kind
@@ -27,7 +26,9 @@ def read(db: Database, query: str = "", *, project: str | None = None) -> Search
         return SearchPage(query="", hits=(), more=False)
     most = MOST + 1
     with db.read():
-        jobs = list_jobs(db, word=word, project=project, limit=most)
+        # Found first and read then: one that cannot be read is left out, and says all the same that there are more.
+        found = runs.list_choices(db, word=word, project=project, limit=most)
+        jobs = runs.find_jobs(db, [each.id for each in found[:MOST]])
         failures = search.find_failures(db, word, project=project, limit=most)
         nodes = search.find_nodes(db, word, project=project, limit=most)
         long_enough = len(word) >= _DEVICE_LETTERS
@@ -35,7 +36,7 @@ def read(db: Database, query: str = "", *, project: str | None = None) -> Search
     hits = [
         Hit(kind="job", title=row.name, text=row.message, job_id=row.id, project=row.project, status=row.status,
             at=row.created_at)
-        for row in jobs[:MOST]
+        for row in jobs
     ]  # fmt: skip
     named = {hit.job_id for hit in hits}
     hits += [
@@ -46,7 +47,7 @@ def read(db: Database, query: str = "", *, project: str | None = None) -> Search
     ]  # fmt: skip
     hits += [_machine("node", row, "checked") for row in nodes[:MOST]]
     hits += [_machine("gpu", row, _around(text, word)) for row, text in _each_once(devices[:MOST], word)]
-    more = any(len(found) > MOST for found in (jobs, failures, nodes, devices))
+    more = any(len(rows) > MOST for rows in (found, failures, nodes, devices))
     return SearchPage(query=word, hits=tuple(hits), more=more)
 
 

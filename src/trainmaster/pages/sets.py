@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,9 +12,10 @@ from trainmaster.api.jobs import JobsPage
 from trainmaster.api.sets import SetLine, SetPage, SetsPage, Trial
 from trainmaster.core.config.search import Search
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import round_cents
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as job_list
-from trainmaster.pages.cost import figures, list_spent
+from trainmaster.pages.cost import list_exact
 from trainmaster.pages.parts.downsample import number, whole
 from trainmaster.store import events, jobs
 from trainmaster.store.capacity import schedules, searches, sets
@@ -24,6 +26,7 @@ from trainmaster.store.database import Database
 
 Page = SetsPage
 _GONE, _SKIPPED = "its job was deleted", "will not run"
+_UNREADABLE = "its stored spec cannot be read by this version of Trainmaster"
 _COUNTED = {"": "waiting", _GONE: "deleted", _SKIPPED: "skipped"}  # trials without a job, by their message
 
 
@@ -51,13 +54,16 @@ def read_one(db: Database, word: str, *, now: datetime | None = None) -> SetPage
 
 def read_folded(db: Database, *, project: str | None, limit: int, offset: int, now: datetime | None = None) -> JobsPage:
     """The list of jobs without the trials of sets."""
+    at = now or datetime.now(UTC)
     with db.read():
         ids, total = sets.list_alone(db, project=project, limit=limit, offset=offset)
-        page = job_list.read(db, project=project, limit=1, now=now)
         known = sets.list_jobs(db, ids)
-        rows = [known[job_id] for job_id in ids if job_id in known]
-        lines = job_list.lines(db, rows, now=page.made_at)
-    return replace(page, jobs=lines, total=total, limit=limit, offset=offset, next=None)
+        lines = job_list.lines(db, [known[job_id] for job_id in ids if job_id in known], now=at)
+        counts = {word.value: count for word, count in jobs.count_by_status(db, project=project).items()}
+    return JobsPage(
+        jobs=lines, total=total, counts=counts, status=None, project=project, find=None, limit=limit, offset=offset,
+        made_at=at, next=None,
+    )  # fmt: skip
 
 
 def read(
@@ -83,26 +89,26 @@ def _summarize(db: Database, rows: Sequence[SetRow], *, now: datetime) -> Iterat
     outcomes = sets.list_outcomes(db, [row.id for row in rows if row.id not in searched])
     known = {each.job_id: each.status for listed in outcomes.values() for each in listed if each.job_id and each.status}
     completed = [job for job, status in known.items() if status == Status.COMPLETED.value]
-    last = events.last_event(db, completed, phase="STEP") if completed else {}
-    spent = list_spent(db, list(known), now=now)
+    last = events.last_data(db, completed, phase="STEP")
+    spent = list_exact(db, list(known), now=now)
     for row in rows:
         if row.id in searched:
             yield _read(db, row, now=now).set
             continue
         trials = []
         for number_, job, status in outcomes[row.id]:
-            loss = number(last[job].data, "loss") if job in last else None
+            loss = number(last[job], "loss") if job in last else None
             message = "" if status else _GONE if job else _SKIPPED if row.cancel_at is not None else ""
             trials.append(
                 Trial(
                     number=number_, values={}, job=job if status else None, name="", message=message,
-                    status=Status(status) if status else None, cost_cents=spent.get(job or ""),
+                    status=Status(status) if status else None, cost_cents=round_cents(spent.get(job or "")),
                     loss=loss, value=loss,
                 )
             )  # fmt: skip
         best = find_best(trials)
         marked = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
-        yield _line(row, marked, None, timed.get(row.id))
+        yield _line(row, marked, None, timed.get(row.id), spent)
 
 
 def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
@@ -110,20 +116,21 @@ def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
     search = found.search if found is not None else None
     told = {trial.number: trial for trial in searches.list_trials(db, row.id)} if search is not None else {}
     rows = sets.list_trials(db, row.id)
-    known = sets.list_jobs(db, [trial.job_id for trial in rows if trial.job_id])
-    steps, costs = events.last_event(db, list(known), phase="STEP"), figures(db, known.values(), now=now)
+    begun = [trial.job_id for trial in rows if trial.job_id and trial.status]
+    known = sets.list_jobs(db, begun)
+    steps, spent = events.last_data(db, begun, phase="STEP"), list_exact(db, begun, now=now)
     trials = []
     for trial in rows:
-        job = known.get(trial.job_id or "")
-        name = f"{row.name}-{trial.number}"
-        if job is None:
+        name, data = f"{row.name}-{trial.number}", steps.get(trial.job_id or "", {})
+        if trial.job_id is None or trial.status is None:
             shown = _show_without_job(row, trial, name)
         else:
-            last = steps.get(job.id)
-            data = last.data if last else {}
+            job = known.get(trial.job_id)
             shown = Trial(
-                number=trial.number, values=trial.values, job=job.id, name=name, status=job.status,
-                step=whole(data, "step"), loss=number(data, "loss"), cost_cents=costs[job.id][0], message=job.message,
+                number=trial.number, values=trial.values, job=trial.job_id, name=name,
+                status=Status(trial.status) if job is None else job.status, step=whole(data, "step"),
+                loss=number(data, "loss"), cost_cents=round_cents(spent[trial.job_id]),
+                message=_UNREADABLE if job is None else job.message,
                 value=number(data, "loss") if search is None else None,
             )  # fmt: skip
         trials.append(_add_result(shown, told[trial.number]) if trial.number in told else shown)
@@ -131,7 +138,7 @@ def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
     trials = [replace(trial, best=True) if trial.number == best else trial for trial in trials]
     if (timed := schedules.list_schedules(db, [row.id]).get(row.id)) is not None:
         trials.reverse()  # newest first
-    return SetPage(set=_line(row, trials, search, timed), trials=tuple(trials))
+    return SetPage(set=_line(row, trials, search, timed, spent), trials=tuple(trials))
 
 
 def _show_without_job(row: SetRow, trial: TrialRow, name: str) -> Trial:
@@ -172,20 +179,25 @@ def judge_status(statuses: Sequence[Status | None], *, waiting: int, cancelled: 
         return Status.CANCELLED
     if waiting:
         return Status.RUNNING if known else Status.PENDING
-    for status in (Status.FAILED, Status.CANCELLED):
-        if status in known:
-            return status
-    return Status.COMPLETED
+    if Status.FAILED in known:
+        return Status.FAILED
+    # Nobody asked to cancel the set: what was cancelled of it one by one is told by its counts.
+    return Status.CANCELLED if known and set(known) == {Status.CANCELLED} else Status.COMPLETED
 
 
-def _line(row: SetRow, trials: Sequence[Trial], search: Search | None, timed: ScheduleRow | None) -> SetLine:
+def _line(
+    row: SetRow, trials: Sequence[Trial], search: Search | None, timed: ScheduleRow | None,
+    spent: Mapping[str, float | None],
+) -> SetLine:  # fmt: skip
+    """`spent`: by job, not rounded."""
     total = len(trials) if search is None else search.total
     unproposed, cancelled = total - len(trials), row.cancel_at is not None
     waiting = sum(trial.status is None and not trial.message for trial in trials) + unproposed
     counts = Counter(_count_as(trial) for trial in trials)
     if unproposed:
         counts["skipped" if cancelled else "waiting"] += unproposed
-    cents = [trial.cost_cents for trial in trials if trial.job is not None]
+    cents = [spent.get(trial.job) for trial in trials if trial.job is not None]
+    paid = [cent for cent in cents if cent is not None]
     best = next((trial for trial in trials if trial.best), None)
     metric = "loss" if search is None else search.metric
     status = judge_status([_judge_as(trial) for trial in trials], waiting=waiting, cancelled=cancelled)
@@ -200,7 +212,7 @@ def _line(row: SetRow, trials: Sequence[Trial], search: Search | None, timed: Sc
         counts=dict(counts),
         parallel=row.parallel,
         message=row.message or (timed.note if timed is not None else ""),
-        cost_cents=sum(cent for cent in cents if cent is not None) if None not in cents else None,
+        cost_cents=round_cents(math.fsum(paid)) if len(paid) == len(cents) else None,
         best_loss=best.value if best is not None and metric == "loss" else None,
         created_at=row.created_at,
         submitted_by=row.submitted_by,

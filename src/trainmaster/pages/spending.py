@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending, SpendingLine
-from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at
+from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at, round_cents
 from trainmaster.core.states import Stage
-from trainmaster.pages.cost import list_spent
+from trainmaster.pages.cost import cap_cents, list_earlier, list_spent
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import BudgetRow, Charge, GroupSum
@@ -55,11 +55,11 @@ def read(
     return Spending(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
-        known_cents=round(total),
+        known_cents=round_cents(total),
         unknown_parts=unknown,
         cents_per_hour=sum(burn(charge.spans) for charge in going),
         unknown_going=unknown_going,
-        forecast_cents=round(known) if known or not (unknown_going or _sum(this_month)[1]) else None,
+        forecast_cents=round_cents(known) if known or not (unknown_going or _sum(this_month)[1]) else None,
         projects=_lines(groups, lambda group: group.project),
         people=_lines(groups, lambda group: group.person),
         targets=_lines(groups, lambda group: targets.split(group.target)[1]),
@@ -116,7 +116,7 @@ def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> 
     """By job: what it will cost until the month ends, at its present rate and for the time that it still needs.
 
     One whose remaining time is unknown is taken to run until the end of the month. Its own limits end it earlier:
-    `timeout_s` the present attempt, `max_cost` the job.
+    `timeout_s` the present attempt, `max_cost` the run, so that what its earlier jobs cost counts too.
     """
     rest_s = (month_of(now).end - now).total_seconds()
     rates: dict[str, list[Span]] = {}
@@ -128,10 +128,10 @@ def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> 
         job: burn(spans) * min(left.get(job, rest_s), timeouts.get(job, rest_s), rest_s) / 3600
         for job, spans in rates.items()
     }
-    caps = {row.id: cap * 100 for row in rows if (cap := row.spec.limits.max_cost) is not None}
+    caps = {row.id: cap for row in rows if (cap := cap_cents(row)) is not None}
     if caps:
-        spent = dict.fromkeys(caps, 0.0)
         with db.read() as conn:
+            spent = dict.fromkeys(caps, 0.0) | list_earlier(conn, rows, now=now)
             for charge in costs.list_charges(conn, jobs=caps):
                 spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
         ahead |= {job: min(ahead[job], max(0.0, cap - spent[job])) for job, cap in caps.items()}
@@ -169,7 +169,7 @@ def _line(name: str | None, groups: Sequence[GroupSum], whole: float) -> Spendin
     known, unknown = _sum(groups)
     return SpendingLine(
         name=name,
-        known_cents=round(known),
+        known_cents=round_cents(known),
         unknown_parts=unknown,
         attempts=sum(group.attempts for group in groups),
         share=known / whole if whole else 0.0,
@@ -189,10 +189,10 @@ def _outlook(
         project=row.project,
         period=row.period,
         cap_cents=row.cap_cents,
-        spent_cents=round(spent),
-        left_cents=round(row.cap_cents - spent),
+        spent_cents=round_cents(spent),
+        left_cents=round_cents(row.cap_cents - spent),
         share=spent / row.cap_cents if row.cap_cents else None,
-        forecast_cents=round(spent + sum(ahead[job] for job in {c.job_id for c in going})) if in_month else None,
+        forecast_cents=round_cents(spent + sum(ahead[job] for job in {c.job_id for c in going})) if in_month else None,
         reached_at=when,
         unknown_parts=unknown,
     )
@@ -225,5 +225,5 @@ def _idle(machine: HeldMachine, why: str, since: datetime, now: datetime) -> Idl
         why=why,
         since=since,
         cents_per_hour=machine.cents_per_hour,
-        cents=round(machine.cents_per_hour * hours) if machine.cents_per_hour is not None else None,
+        cents=round_cents(machine.cents_per_hour * hours) if machine.cents_per_hour is not None else None,
     )

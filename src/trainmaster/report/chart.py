@@ -43,7 +43,12 @@ class Axis:
     text: Callable[[float], str] | None = None
 
     def tell(self, x: float) -> str:
+        """The label of a tick."""
         return self.text(x) if self.text is not None else _tick(x)
+
+    def name(self, x: float) -> str:
+        """A point: a step is whole and exact, however large."""
+        return f"{x:,}" if self.text is None and isinstance(x, int) and abs(x) >= _EXACT else self.tell(x)
 
 
 def render(
@@ -59,10 +64,13 @@ def render(
 ) -> Markup:
     """The chart as one `<figure>`, or an empty string where there is nothing to draw. `zero` puts 0 on the y axis."""
     axis = x_axis or Axis()
-    lines = [replace(line, points=[(x, _bound(y)) for x, y in line.points]) for line in lines]
+    given = sum(len(line.points) for line in lines)
+    lines = [replace(line, points=[(x, _bound(y)) for x, y in line.points if _fits(x)]) for line in lines]
+    left_out = given - sum(len(line.points) for line in lines)
+    marks = [mark for mark in marks if _fits(mark.x)]
     values = [(x, y) for line in lines for x, y in line.points if y is not None]
     if not values:
-        return Markup()
+        return _note(left_out, x_name)
     left, right = _span([x for x, _ in values], pad=0.0)
     left = 0.0 if 0 < left <= right / 20 else left  # a run that began at step 1 began
     bottom, top = _span([y for _, y in values] + ([0.0] if zero else []), pad=0.06, floor=0.0 if zero else None)
@@ -79,7 +87,7 @@ def render(
         '<figure class="chart{small}" id="chart-{key}"><figcaption><b>{title}</b>'
         '<span class="legend">{legend}</span><output class="readout">{read}</output></figcaption>'
         '<div class="plot"><svg class="axes" role="img" tabindex="0" aria-labelledby="t-{key} d-{key}">'
-        '<title id="t-{key}">{title}</title><desc id="d-{key}">{desc}</desc>{body}</svg></div></figure>'
+        '<title id="t-{key}">{title}</title><desc id="d-{key}">{desc}</desc>{body}</svg></div>{note}</figure>'
     ).format(
         small=" small" if small else "",
         key=key,
@@ -88,6 +96,16 @@ def render(
         read=_first_to_last(lines[0]),
         desc="; ".join(filter(None, (_describe(line, x_name, axis) for line in lines))),
         body=Markup("").join(body),
+        note=_note(left_out, x_name),
+    )
+
+
+def _note(left_out: int, x_name: str) -> Markup:
+    if not left_out:
+        return Markup()
+    what = "1 point is" if left_out == 1 else f"{left_out:,} points are"
+    return Markup('<p class="quiet small-text">{} not drawn: the {} is no number, or too large to draw.</p>').format(
+        what, x_name
     )
 
 
@@ -107,12 +125,19 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     return [low, high]
 
 
+_EXACT = 10**15  # from here on a float of six digits is far from the step that it stands for
 _SIDE = 1000  # of the box that lines are drawn in
 _LARGEST = 1e300  # drawn: beyond it a difference of two numbers is none
 
 
+def _fits(x: float) -> bool:
+    return abs(x) <= _LARGEST  # not of NaN, and not of a whole number beyond every float
+
+
 def _bound(y: float | None) -> float | None:
-    return None if y is None else max(-_LARGEST, min(_LARGEST, y))
+    if y is None or (isinstance(y, float) and math.isnan(y)):  # a whole number may be beyond every float
+        return None
+    return max(-_LARGEST, min(_LARGEST, y))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +224,7 @@ def _path(box: _Box, points: Iterable[Point]) -> str:
 def _dots(box: _Box, line: Line, order: int, axis: Axis) -> Markup:
     return Markup("").join(
         Markup('<circle class="s{}" cx="{}" cy="{}" r="3.5"><title>{}</title></circle>').format(
-            order, box.across(x), box.down(y), f"{line.name} {short(y)} at {axis.tell(x)}"
+            order, box.across(x), box.down(y), f"{line.name} {short(y)} at {axis.name(x)}"
         )
         for x, y in line.points
         if y is not None
@@ -228,8 +253,8 @@ def _describe(line: Line, x_name: str, axis: Axis) -> str:
     ys = [y for _, y in values]
     first, last = values[0], values[-1]
     return (
-        f"{line.name}: {short(first[1])} at {x_name} {axis.tell(first[0])}, "
-        f"{short(last[1])} at {x_name} {axis.tell(last[0])}, "
+        f"{line.name}: {short(first[1])} at {x_name} {axis.name(first[0])}, "
+        f"{short(last[1])} at {x_name} {axis.name(last[0])}, "
         f"lowest {short(min(ys))}, highest {short(max(ys))}"
     )
 
@@ -241,4 +266,6 @@ def _first_to_last(line: Line) -> str:
 
 def _n(value: float) -> str:
     """Whole numbers whole (steps); others to six digits: more than a screen shows, and a report stays small."""
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:.0f}" if value == int(value) and abs(value) < _EXACT else f"{value:.6g}"

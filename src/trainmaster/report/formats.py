@@ -10,7 +10,9 @@ ABSENT = "–"
 
 def count(value: float | None) -> str:
     """A whole number with thin groups: 1,024."""
-    return ABSENT if value is None else f"{value:,.0f}"
+    if value is None:
+        return ABSENT
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"  # a step of 2**63-1 is no float
 
 
 def short(value: float | None) -> str:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean
-from trainmaster.core.money.cost import dollars
+from trainmaster.core.money.cost import dollars, price_words, submitter
 from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent
@@ -54,8 +54,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_clean,
+        # A page of a log includes a template for each of its lines, and each would ask for the time of a file.
+        auto_reload=False,
     )
-    env.globals["dollars"] = dollars
+    env.globals.update(dollars=dollars, price_words=price_words, submitter=submitter)
     env.globals.update(
         {name: getattr(formats, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
     )
@@ -87,16 +89,16 @@ def bar(share: float) -> Markup:
     ).format(100 * max(0.0, min(1.0, share)))
 
 
-def context(page: JobPage) -> dict[str, Any]:
-    """What the templates of a job page need."""
+def context(page: JobPage, *, drawn: bool = True) -> dict[str, Any]:
+    """What the templates of a job page need. Not `drawn`: without charts, for a page that shows none."""
     return {
         "page": page,
         "tone": phrases.TONES[page.status],
         "title": phrases.title(page),
         "sentence": phrases.sentence(page),
         "figures": phrases.figures(page),
-        "charts": _charts(page),
         "spec": phrases.spec_text(page.spec) if page.spec else "",
+        **({"charts": _charts(page)} if drawn else {}),
     }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,8 +22,8 @@ from trainmaster.control.log_view import search as log_search
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.storage import Store, open_store
-from trainmaster.store import backlog
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import backlog
 from trainmaster.web import api, errors, navigation, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.beside import Beside
@@ -133,9 +134,19 @@ def _settle() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
+# Imported by the first page of nodes, so that other programs start without them.
+_LATER = (
+    "trainmaster.cluster.health.history",
+    "trainmaster.cluster.health.journal",
+    "trainmaster.cluster.remedy.remedy",
+)
+
+
 def warm_up() -> None:
     """What a server does beside its first requests so that the later ones do not wait for it."""
     templating.compile_all()
+    for name in _LATER:
+        importlib.import_module(name)
     # A full pass of the collector would look at all that was loaded, for 0.1 s in which nobody is answered. It stays.
     gc.collect()
     gc.freeze()

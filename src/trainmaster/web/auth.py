@@ -23,8 +23,9 @@ from trainmaster.api.access import Token
 from trainmaster.core.errors import UsageError
 from trainmaster.core.loopback import is_loopback_address
 from trainmaster.core.roles import RANK, Role
-from trainmaster.store import backlog, people, tokens
+from trainmaster.store import people, tokens
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import backlog
 from trainmaster.store.people import Session
 from trainmaster.web.errors import Refused, answer, for_programs, unavailable
 from trainmaster.web.guard import SAFE_METHODS

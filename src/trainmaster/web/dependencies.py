@@ -17,6 +17,7 @@ from trainmaster.core.errors import (
     JobFinal,
     JobMissing,
     JobOpen,
+    JobUnreadable,
     KeyTaken,
     OverBudget,
     SpecError,
@@ -33,6 +34,7 @@ from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
 from trainmaster.store import jobs
 from trainmaster.store.database import Database
+from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.curve_cache import CurveCache
@@ -134,18 +136,39 @@ def _job(
     uuid: Annotated[str, Path(description="id of the job", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
 ) -> JobRow:
     # Only a valid id reaches the database: PostgreSQL refuses a NUL, SQLite does not.
-    job = jobs.find_job(db, uuid) if is_uuid(uuid) else None
+    try:
+        job = jobs.find_job(db, uuid) if is_uuid(uuid) else None
+    except JobUnreadable as error:
+        if not who.sees(error.project):
+            raise not_found(uuid[:64]) from None
+        raise
     if job is None or not who.sees(job.project):  # a job of another project must look like none
         raise not_found(uuid[:64])
     return job
 
 
+def _job_or_head(
+    uuid: Annotated[str, Path(description="id of the job", json_schema_extra={"format": "uuid"})], who: Viewer, db: Db
+) -> JobRow | JobHead:
+    """Without its spec where that cannot be read; of another project it is unknown."""
+    try:
+        return _job(uuid, who, db)
+    except JobUnreadable:
+        if (head := find_head(db, uuid)) is None:
+            raise not_found(uuid) from None
+        return head
+
+
 Job = Annotated[JobRow, Depends(_job)]
+JobOrHead = Annotated[JobRow | JobHead, Depends(_job_or_head)]
 StatusWord = Annotated[Status | None, Query(description="jobs with this status")]
+# A person's name may have any character that is printed.
+_Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,63}$"), AfterValidator(refuse_secret)]
 Find = Annotated[
-    Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,63}$"), AfterValidator(refuse_secret)] | None,
-    Query(description="beginning of an id, or part of a name"),
+    _Text | None, Query(description="beginning of an id, or part of the name of a job or of who submitted it")
 ]
+By = Annotated[_Text | None, Query(description="jobs that this token or person submitted: the whole name")]
+Named = Annotated[_Text | None, Query(description="jobs with this name: the whole name")]
 Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")]
 Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to skip")]
@@ -202,9 +225,13 @@ def need_trust(request: Request, who: Caller, spec: JobSpec) -> None:
     known_targets.require_settings(state.db, spec)
 
 
-def cancel(db: Database, job: JobRow, who: Caller) -> JobRow:
+def cancel(db: Database, job: JobRow | JobHead, who: Caller) -> JobRow | JobHead:
     """Request the cancellation of a job; Refused if it has ended."""
     try:
+        if isinstance(job, JobHead):
+            if not submitting.request_cancel(db, job.id, by=who.name):
+                raise JobFinal(f"job {job.id} is already {job.status}; there is nothing to cancel")
+            return find_head(db, job.id) or job
         return submitting.cancel(db, job.id, by=who.name)
     except JobMissing:
         raise not_found(job.id) from None

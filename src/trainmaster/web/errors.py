@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from trainmaster.core.errors import Fault, StorageError, StoreError, TargetError, UsageError
 from trainmaster.core.secret.shapes import hide
-from trainmaster.store import backlog
+from trainmaster.store.page_rows import backlog
 from trainmaster.web.templating import render
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -19,7 +20,7 @@ from trainmaster.pages import timeline
 from trainmaster.pages.goodput import job_goodput, kind_of, list_booked
 from trainmaster.pages.job_goodput import book_job
 from trainmaster.store.database import Database
-from trainmaster.store.page_rows import figures
+from trainmaster.store.page_rows import figures, ledger_tallies
 from trainmaster.web.beside import Beside
 
 _KEPT = 256  # ledgers of pages
@@ -29,6 +30,8 @@ _SMALL = 2 << 20  # bytes of events whose ledger is made while the caller waits
 _RANK = 2  # the longest of what is read beside a page
 _SUMS_FRESH_S = 60.0
 _LOOK_S = 0.5
+_AT_ONCE = 20  # final jobs whose tallies are made in one read and stored
+_REST_S = 1.0
 MOST_PROJECTS = 20  # with labels of their own; the others are one, or series would grow with every name a user writes
 OTHERS = "(other)"
 
@@ -41,6 +44,7 @@ class Sums:
 
     projects: Mapping[str, Tally]
     targets: Mapping[str, Tally]
+    made_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ class _Kept:
 
 
 @dataclass(slots=True)
-class _Running:
+class _Final:
     """The sums of jobs that are final, which no longer change, and which jobs they are."""
 
     counted: set[str] = field(default_factory=set)
@@ -74,7 +78,7 @@ class Ledgers:
         self._db, self._beside = db, beside
         self._pages: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
-        self._final = _Running()
+        self._final = _Final()
         self._sums: Sums | None = None
         self._wanted = False
 
@@ -119,7 +123,10 @@ class Ledgers:
         return kept
 
     def sums(self) -> Sums | None:
-        """The sums for /metrics, a minute old or so; None until they were made once. Asking has them made (`run`)."""
+        """The sums for /metrics; None until they were made once. Asking has them made (`run`).
+
+        A minute old, or 20 times what making them takes: that is the events of all open jobs.
+        """
         self._wanted = True
         return self._sums
 
@@ -128,38 +135,60 @@ class Ledgers:
 
         Beside the requests: the first pass over a large database takes longer than a scrape may.
         """
-        made_at = -_SUMS_FRESH_S
+        due = -math.inf
         while not stop.is_set():
-            if self._wanted and time.monotonic() - made_at > _SUMS_FRESH_S:
-                self._wanted, made_at = False, time.monotonic()
+            if self._wanted and (begun := time.monotonic()) > due:
+                self._wanted = False
                 try:
                     await asyncio.to_thread(self.refresh, stop)
                 except Exception:  # the database may be away: the last sums stand, and the next scrape asks again
                     _log.warning("the sums of the goodput ledger could not be made", exc_info=True)
+                due = begun + max(_SUMS_FRESH_S, _SHARE * (time.monotonic() - begun))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _LOOK_S)
 
     def refresh(self, stop: asyncio.Event | None = None) -> None:
-        """Make the sums anew. Final jobs are read once, then only their sum is kept."""
-        final = self._final
+        """Make the sums anew. The events of a final job are read once: what its ledger came to is stored."""
+        now, final = datetime.now(UTC), self._final
+        with self._db.read() as conn:
+            missing = ledger_tallies.list_missing(conn)
+        self._count_final()
+        for first in range(0, len(missing), _AT_ONCE):
+            if stop is not None and stop.is_set():
+                return
+            begun = time.monotonic()
+            self._keep(missing[first : first + _AT_ONCE], now)
+            self._count_final()
+            if missing[first + _AT_ONCE :]:  # a first pass over millions of events leaves half of the time to requests
+                time.sleep(min(_REST_S, time.monotonic() - begun))
         projects = {name: _copy(tally) for name, tally in final.projects.items()}
         targets = {name: _copy(tally) for name, tally in final.targets.items()}
         with self._db.read() as conn:
-            tops = dict(final.tops)
-            for booked in list_booked(conn, now=datetime.now(UTC), without=final.counted, tops=tops):
-                if stop is not None and stop.is_set():
-                    return
-                job, tally = booked.job, booked.tally
-                kind = kind_of(job.target)
-                for sums, name in ((projects, job.project), (targets, kind)):
-                    sums.setdefault(name, Tally()).add(tally)
-                if job.status.final:
-                    final.counted.add(job.id)
-                    if booked.ledger.steps:
-                        final.tops[job.run] = booked.ledger.steps
-                    for kept, name in ((final.projects, job.project), (final.targets, kind)):
-                        kept.setdefault(name, Tally()).add(tally)
-        self._sums = Sums(projects=_bounded(projects), targets=targets)
+            for booked in list_booked(conn, now=datetime.now(UTC), only_open=True, tops=dict(final.tops)):
+                _add(projects, targets, booked.job.project, booked.job.target, booked.tally)
+        self._sums = Sums(projects=_bounded(projects), targets=targets, made_at=datetime.now(UTC))
+
+    def _keep(self, ids: Sequence[str], now: datetime) -> None:
+        with self._db.read() as conn:
+            booked = list_booked(conn, jobs=ids, now=now, tops=dict(self._final.tops))
+            made = [(of.job.id, of.ledger.steps, of.tally) for of in booked]
+        with self._db.write() as conn:
+            ledger_tallies.keep(conn, made)
+
+    def _count_final(self) -> None:
+        """Add the stored tallies that are not in the sums yet, of this server and of others."""
+        final = self._final
+        with self._db.read() as conn:
+            new = ledger_tallies.list_kept(conn) - final.counted
+            for kept in ledger_tallies.read(conn, new):
+                final.counted.add(kept.job_id)
+                final.tops[kept.run] = max(kept.steps, final.tops.get(kept.run, 0))
+                _add(final.projects, final.targets, kept.project, kept.target, kept.tally)
+
+
+def _add(projects: dict[str, Tally], targets: dict[str, Tally], project: str, target: str, tally: Tally) -> None:
+    for sums, name in ((projects, project), (targets, kind_of(target))):
+        sums.setdefault(name, Tally()).add(tally)
 
 
 def _bounded(sums: Mapping[str, Tally]) -> dict[str, Tally]:

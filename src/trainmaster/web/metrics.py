@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
-from trainmaster.store.backlog import Backlog
+from trainmaster.store.page_rows.backlog import Backlog
 from trainmaster.web.ledgers import Sums
 
 # Seconds. Finest around the objective: 50 ms for most answers.

@@ -19,10 +19,11 @@ from trainmaster.control.log_view import logs
 from trainmaster.core.errors import StorageError, TargetError
 from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.storage import Store
-from trainmaster.store import backlog, jobs, people, tokens
+from trainmaster.store import jobs, people, tokens
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
+from trainmaster.store.page_rows import backlog
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused

@@ -15,6 +15,7 @@ from trainmaster.pages import sets as sets_page
 from trainmaster.report import html
 from trainmaster.web import dependencies
 from trainmaster.web.errors import not_found
+from trainmaster.web.sections.form import clean_word
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
@@ -29,23 +30,26 @@ def jobs(
     status: dependencies.StatusWord = None,
     project: Annotated[str | None, Query(pattern=dependencies.NAME)] = None,
     find: str = "",
+    by: str = "",
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
     part: bool = False,
 ) -> Response:
     """The list of jobs; with `part`, only the fragment that an open page replaces."""
     seen = dependencies.scope(who, project)
-    find = find.replace("\x00", "").strip()[:63]  # PostgreSQL has no NUL in a text
-    if status is None and not find:  # a set is one row; its runs are on its own page
+    find, by = clean_word(find), clean_word(by)
+    if status is None and not find and not by:  # a set is one row; its runs are on its own page
         page = sets_page.read_folded(db, project=seen, limit=limit, offset=offset)
         sets = sets_page.read(db, project=seen, limit=_SETS).sets if not offset else ()
     else:
-        page = jobs_page.read(db, status=status, project=seen, find=find or None, limit=limit, offset=offset)
+        page = jobs_page.read(
+            db, status=status, project=seen, find=find or None, by=by or None, limit=limit, offset=offset
+        )
         sets = ()
 
     def link(**changes: object) -> str:
         """The URL of this list with changed parameters; defaults are left out."""
-        asked = {"status": status.value if status else None, "project": project, "find": find, "limit": limit}
+        asked = {"status": status.value if status else None, "project": project, "find": find, "by": by, "limit": limit}
         asked["offset"] = offset
         words = {name: value for name, value in {**asked, **changes}.items() if value not in (None, 0, "")}
         if words.get("limit") == 50:

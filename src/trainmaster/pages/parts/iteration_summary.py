@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainmaster.api.run import EpochLoss, EvaluationResult, IterationPhase, IterationSummary
-from trainmaster.store import iterations
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows import iterations
 
 MOST_ITERATIONS, MOST_EPOCHS, MOST_EVALUATIONS = 20, 10, 200
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from trainmaster import __version__
 from trainmaster.api.health import Health, Hello, Ready
-from trainmaster.store import backlog
+from trainmaster.store.page_rows import backlog
 from trainmaster.web import dependencies
 from trainmaster.web.metrics import Meter
 from trainmaster.web.routes import group, reply

@@ -12,7 +12,7 @@ from trainmaster.api.iterations import Checks, Details, Epochs, Evaluation, Eval
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.pages import checks, details
 from trainmaster.pages.jobs import MOST
-from trainmaster.store import iterations
+from trainmaster.store.page_rows import iterations
 from trainmaster.web import dependencies
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, group, reply

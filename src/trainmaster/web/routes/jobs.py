@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from trainmaster.api.codec import fill
 from trainmaster.api.jobs import Attempts, Created, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
 from trainmaster.control import budget, maintain
 from trainmaster.control import submit as submitting
 from trainmaster.core.errors import JobMissing, JobOpen
 from trainmaster.core.roles import Role
-from trainmaster.core.spec import DEFAULT_PROJECT, parse_spec
+from trainmaster.core.spec import DEFAULT_PROJECT, JobSpec, parse_spec
 from trainmaster.pages import attempts, deliveries, sets, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
+from trainmaster.store.heads import JobHead
 from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, json_body
-from trainmaster.web.auth import need
+from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
 from trainmaster.web.rate_limit import LARGE_BYTES
@@ -43,6 +46,8 @@ def list_jobs(
     project: dependencies.Project,
     status: dependencies.StatusWord = None,
     find: dependencies.Find = None,
+    by: dependencies.By = None,
+    name: dependencies.Named = None,
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
     after: After = None,
@@ -53,10 +58,12 @@ def list_jobs(
     `after` gives the page behind a cursor: no job comes twice while others are submitted, as it does with `offset`.
     """
     if alone:
-        if status is not None or find is not None or after is not None:
-            raise Refused(400, "unknown_parameter", "alone: status, find and after do not go with it")
+        if (status, find, by, name, after) != (None,) * 5:
+            raise Refused(400, "unknown_parameter", "alone: status, find, by, name and after do not go with it")
         return reply(sets.read_folded(db, project=project, limit=limit, offset=offset))
-    page = jobs_page.read(db, status=status, project=project, find=find, limit=limit, offset=offset, after=after)
+    page = jobs_page.read(
+        db, status=status, project=project, find=find, by=by, name=name, limit=limit, offset=offset, after=after
+    )
     return reply(page)
 
 
@@ -74,17 +81,40 @@ async def submit_job(
 
     With `Idempotency-Key` a retry is safe: the same spec returns the same job (200), another spec 409.
     """
-    document = await json_body.read_spec(request)
     with dependencies.creating():
-        spec = parse_spec(document)
-        if who.project is not None and spec.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
-            spec = replace(spec, project=who.project)
-        need(who, Role.USER, project=spec.project)
+        spec = await _read_spec(request, who)
         dependencies.need_trust(request, who, spec)
-        large = len(await json_body.read_bytes(request)) > LARGE_BYTES
-        run = request.app.state.turns.run if large else run_in_threadpool
+        run = await _find_runner(request)
         row, new = await run(submitting.submit_once, db, spec, key=idempotency_key, by=who.name)
     return _created(row, new=new, note=await run_in_threadpool(budget.note_uncounted, db, row))
+
+
+@router.post("/check", status_code=204, response_class=Response, openapi_extra=SPEC_BODY)
+async def check_spec(
+    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+) -> Response:
+    """Refuse a spec as its submission would; nothing is created. Asked before a working folder is uploaded."""
+    with dependencies.creating():
+        spec = await _read_spec(request, who)
+        dependencies.need_trust(request, who, spec)
+        run = await _find_runner(request)
+        await run(submitting.check_only, db, spec, key=idempotency_key)
+    return Response(status_code=204)
+
+
+async def _read_spec(request: Request, who: Caller) -> JobSpec:
+    """The spec of a request, for a project of the caller."""
+    spec = parse_spec(await json_body.read_spec(request))
+    if who.project is not None and spec.project == DEFAULT_PROJECT:  # not stated: the only one it may mean
+        spec = replace(spec, project=who.project)
+    need(who, Role.USER, project=spec.project)
+    return spec
+
+
+async def _find_runner(request: Request) -> Callable[..., Awaitable[Any]]:
+    """Where a spec is checked: a large one waits for its turn."""
+    large = len(await json_body.read_bytes(request)) > LARGE_BYTES
+    return request.app.state.turns.run if large else run_in_threadpool
 
 
 @router.get("/{uuid}", response_model=JobPage)
@@ -97,9 +127,18 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
 
 
 @router.post("/{uuid}/cancel", response_model=Job)
-def cancel_job(job: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
+def cancel_job(job: dependencies.JobOrHead, db: dependencies.Db, who: dependencies.User) -> Response:
     """Request that a job saves and stops. 400 if it has ended."""
-    return reply(shapes.job(dependencies.cancel(db, job, who)))
+    row = dependencies.cancel(db, job, who)
+    return reply(shapes.job(row) if isinstance(row, JobRow) else _without_spec(row))
+
+
+def _without_spec(head: JobHead) -> Job:
+    """A job whose stored spec cannot be read."""
+    unread: dict[str, Any] = dict.fromkeys(
+        ("project_started_at", "time_taken", "training_config", "heard_at", "stalled_at")
+    )
+    return fill(Job, head, spec={}, uuid=head.id, project_id=head.project, completed_at=head.ended_at, **unread)
 
 
 @router.delete("/{uuid}", status_code=204, response_class=Response)

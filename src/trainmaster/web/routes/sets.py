@@ -6,7 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Query, Request
+from pydantic import AfterValidator, StringConstraints
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -14,7 +15,7 @@ from trainmaster.api.sets import SetPage, SetsPage
 from trainmaster.control.queueing import schedules
 from trainmaster.control.queueing import sets as control
 from trainmaster.core.config.sweep import Sweep, parse_sweep
-from trainmaster.core.errors import Fault, SpecError
+from trainmaster.core.errors import Fault, JobFinal, SpecError
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import DEFAULT_PROJECT
@@ -40,11 +41,16 @@ async def _find(
 
 
 Found = Annotated[SetPage, Depends(_find)]
+Find = Annotated[
+    Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9.-]{1,63}$"), AfterValidator(dependencies.refuse_secret)]
+    | None,
+    Query(description="name of a set, or beginning of its id"),
+]
 
 
 @router.get("", response_model=SetsPage)
 def list_sets(
-    db: dependencies.Db, project: dependencies.Project, find: dependencies.Find = None,
+    db: dependencies.Db, project: dependencies.Project, find: Find = None,
     limit: dependencies.Limit = 50, offset: dependencies.Offset = 0,
 ) -> Response:  # fmt: skip
     """Sets of runs, newest first; `find` is a name, or the beginning of an id."""
@@ -102,9 +108,12 @@ def resume(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
 
 
 def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
-    """The set, cancelled."""
+    """The set, cancelled; Refused if it is over."""
     need(who, Role.USER, project=page.set.project)
-    control.cancel(db, page.set.id, by=who.name)
+    try:
+        control.cancel(db, page.set.id, by=who.name)
+    except JobFinal as error:
+        raise Refused(400, "already_final", str(error)) from error
     return sets.read_one(db, page.set.id) or page
 
 

@@ -42,14 +42,17 @@ def show_costs(
     def here(**changes: object) -> str:
         return link("/cost", **{"month": month, "project": project, **changes})
 
-    ledger = _ledger(ledgers.sums(), seen)
+    sums = ledgers.sums()
+    ledger = _ledger(sums, seen)
     return render(
         "cost.html",
         page=page,
         here=here,
         here_project=lambda name: here(project=name),
+        here_person=lambda name: link("/", by=name, project=project),
         chosen=project,
         ledger=ledger,
+        ledger_at=sums.made_at if sums is not None else None,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
         **BINS,
         who=who,

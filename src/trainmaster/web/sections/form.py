@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
-from typing import Annotated
-from urllib.parse import parse_qs, urlencode
+from typing import Annotated, Any
+from urllib.parse import parse_qs, quote_plus, urlencode
 
 from fastapi import Depends, Request
 from pydantic import ValidationError
@@ -66,7 +67,13 @@ def refuse_invalid(error: ValidationError) -> Refused:
 def link(path: str, **parameters: object) -> str:
     """A path with its parameters; absent ones are left out. A sequence is a parameter for each item."""
     words = {name: value for name, value in parameters.items() if value not in (None, "", 0, (), [])}
-    return f"{path}?{urlencode(words, doseq=True)}" if words else path
+    return f"{path}?{urlencode(words, doseq=True, quote_via=_quote)}" if words else path
+
+
+@functools.lru_cache(maxsize=1024)
+def _quote(text: str, *how: Any) -> str:
+    """A page has the same words in hundreds of links, and the ids of 200 runs in several."""
+    return quote_plus(text, *how)
 
 
 def clean_word(text: str) -> str:

@@ -53,6 +53,7 @@ class _Scene:
         self.away: str | None = None
         self.stream = ALL
         self.caller = ""  # who searches
+        self._starts: dict[str, str] = {}  # by stream, the links to its lines up to the place
 
     def logs(self) -> list[Log]:
         assert self.attempt is not None
@@ -66,6 +67,12 @@ class _Scene:
         number = self.attempt.number if self.attempt is not None else None
         asked = {"attempt": number, "stream": self.stream, **values}
         return f"/jobs/{self.job.id}/logs?" + urlencode({k: v for k, v in asked.items() if v not in (None, "")})
+
+    def link_line(self, line: LogLine) -> str:
+        """A page has hundreds: what their links have in common is put together once."""
+        if (start := self._starts.get(line.stream)) is None:
+            start = self._starts[line.stream] = self.link(stream=line.stream)
+        return f"{start}&at={line.offset}#L{line.offset}"
 
 
 @router.get("/jobs/{uuid}/logs")
@@ -112,7 +119,7 @@ async def read(
         "attempts": [one.number for one in scene.attempts], "offsets": json.dumps(offsets),
         "size_of": {one.stream: one.size_bytes for one in scene.streams}, "all_streams": ALL,
     }  # fmt: skip
-    return await run_in_threadpool(lambda: render("logs.html", **html.context(page), **values))
+    return await run_in_threadpool(lambda: render("logs.html", **html.context(page, drawn=False), **values))
 
 
 @router.get("/jobs/{uuid}/logs/first-error")
@@ -294,7 +301,7 @@ def _line(scene: _Scene, line: LogLine) -> dict[str, Any]:
     short = line.text[:300]
     tone = "bad" if _BAD.search(short) else "warn" if _WARN.search(short) else ""
     label = "" if scene.stream != ALL else line.stream.removesuffix(".log")
-    link = f"{scene.link(stream=line.stream, at=line.offset)}#L{line.offset}"
+    link = scene.link_line(line)
     return {"offset": line.offset, "html": ansi.render(line.text), "tone": tone, "label": label, "link": link}
 
 

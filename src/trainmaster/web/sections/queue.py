@@ -26,7 +26,14 @@ def show_queue(
     page = kept.read(
         ("queue", seen, offset), lambda: queue.read(db, project=seen, limit=_MOST, offset=offset), for_s=_FRESH_S
     )
+    others = 0
+    if seen is not None:
+        others = kept.read(("others in the queue", seen), lambda: queue.count_others(db, project=seen), for_s=_FRESH_S)
+    before = queue.describe_before(page)
     held = kept.read(("machines", seen), lambda: machines.read(db, home=home, project=seen), for_s=_FRESH_S)
     given = [(machine, *machines.fold(machine)) for machine in held.machines if machine.devices or machine.closed]
     template = "queue_part.html" if part else "queue.html"
-    return render(template, page=page, machines=given, most_machines=_MOST_MACHINES, who=who, link=link)
+    return render(
+        template, page=page, before=before, others=others, machines=given, most_machines=_MOST_MACHINES, who=who,
+        link=link,
+    )  # fmt: skip

@@ -97,7 +97,7 @@ def detail(
         sent = deliveries.read(db, job=row.id).deliveries if who.may(Role.ADMIN) else ()
         more = {"transitions": transitions.read(db, row.id).transitions, "deliveries": sent}
     known = {"page": page, "whole": whole, "tab": tab, "tabs": TABS, "who": who, "may_act": who.may(Role.USER)}
-    return render("run_tab.html", **{**known, **html.context(page), **more})
+    return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
 
 
 def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller) -> Response:

@@ -128,7 +128,7 @@ def test_who_submitted_a_job_and_where_it_runs_is_shown(home: Path) -> None:
     assert "2026-11-17" in shown.stdout and "by ada, project default" in shown.stdout
     assert ["target", "local"] in [line.split() for line in shown.stdout.splitlines()]
     assert json.loads(invoke("show", "twice", "--json", "--home", home).stdout)["submitted_by"] == "ada"
-    assert "by the command line" in invoke("show", f"0{JOB[1:]}", "--home", home).stdout
+    assert "from the command line" in invoke("show", f"0{JOB[1:]}", "--home", home).stdout
 
 
 def test_of_two_jobs_with_one_name_the_one_that_is_meant_is_named(home: Path) -> None:
@@ -195,7 +195,7 @@ def test_show_names_machine_gpu_and_price(tmp_path: Path) -> None:
     shown = invoke("show", story.id, "--home", tmp_path).stdout
     rows = {line[:11].strip(): line[12:].strip() for line in shown.splitlines()}
     assert (rows["target"], rows["machine"]) == ("local", "gpu-07, gpu-08")
-    assert rows["price"].startswith("$2.50 an hour for all its machines, $") and rows["price"].endswith(" so far")
+    assert rows["price"].startswith("$2.50 an hour, $") and rows["price"].endswith(" in all")
     assert rows["ranks"] == "2 on AMD EPYC 9654"
 
 
@@ -230,3 +230,22 @@ def test_in_a_clone_the_clone_is_what_an_extra_is_installed_from(monkeypatch: py
     assert str(MissingExtra("SSH", "ssh")).endswith("pip install -e '.[ssh]'")
     monkeypatch.chdir("/")
     assert str(MissingExtra("SSH", "ssh")).endswith(f"/pip install -e '{clone}[ssh]'")
+
+
+def test_a_home_that_was_not_there_is_told_and_an_empty_list_says_what_to_type(tmp_path: Path) -> None:
+    """Of a mistyped --home an empty table was all there was to read."""
+    new = str(tmp_path / "new")
+    asked = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(build(), ["jobs", "--home", new])
+    assert asked.exit_code == 0 and asked.stdout == ""
+    assert f"new, empty home {new}; name another one with --home" in asked.stderr
+    assert "no job yet; submit one with: trainmaster submit FILE.yaml" in asked.stderr
+    again = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(build(), ["jobs", "--by", "ann", "--home", new])
+    assert "new, empty home" not in again.stderr and "no such job" in again.stderr
+
+
+def test_a_submission_says_what_to_type_next(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: next\ncommand: ['true']\nworkdir: none\n")
+    words = ["submit", str(tmp_path / "job.yaml"), "--home", str(tmp_path / "home")]
+    done = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(build(), words)
+    assert done.exit_code == 0 and "submitted next as" in done.stdout
+    assert "see it with: trainmaster show next" in done.stderr

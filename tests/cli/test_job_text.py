@@ -90,6 +90,23 @@ def test_escaped_text_is_shown_as_it_is(text: str) -> None:
     assert console.file.getvalue() == clean(text)  # type: ignore[attr-defined]
 
 
+def test_each_unsafe_character_is_replaced_and_a_carriage_return_ends_a_line() -> None:
+    ranges = (
+        (0, 9),
+        (0x0B, 0x20),
+        (0x7F, 0xA0),
+        (0x200E, 0x2010),
+        (0x2028, 0x202F),
+        (0x2066, 0x206A),
+        (0xD800, 0xE000),
+    )
+    letters = [chr(code) for ends in ranges for code in range(*ends)] + ["\u061c", "\ufffe", "\uffff"]
+    assert {letter: clean(f"a{letter}b") for letter in letters} == {
+        letter: "a\nb" if letter == "\r" else "a\ufffdb" for letter in letters
+    }
+    assert clean("a\tb\nc \u00e9\u4e2d") == "a\tb\nc \u00e9\u4e2d"
+
+
 def test_broken_markup_is_printed_and_does_not_end_the_verb() -> None:
     console = _console.CleanConsole(file=io.StringIO(), width=200, emoji=False)
     console.print("before [/INST] after", end="")

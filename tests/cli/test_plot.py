@@ -18,3 +18,19 @@ def test_a_gap_stays_a_gap_and_a_single_point_is_drawn() -> None:
     assert any("\u2801" in line or "\u2800" not in line[9:10] for line in curve([(1, 2.0)], width=4, height=2))
     lines = curve([(0, 1.0), (1, None), (2, 1.0)], width=9, height=1)
     assert set(lines[0][12:15]) == {"\u2800"}
+
+
+def test_values_at_the_end_of_what_a_float_holds_are_drawn() -> None:
+    lines = curve([(1.0, -1e308), (2.0, 1.7e308), (3.0, 1.0)])
+    assert lines[0].split()[0] == "1.7e+308" and lines[-1].split()[0] == "-1.0e308"
+    assert {len(line) - len(line.split()[-1]) for line in lines[1:-1]} == {9}
+    assert len({len(line) for line in lines}) == 1, "no label shifts its row"
+
+
+def test_labels_have_as_many_decimals_as_fit() -> None:
+    shown = {(low, high): curve([(0, low), (1, high)]) for low, high in ((-123456.7, 12345.678), (-1e6, 1e6))}
+    assert [[lines[-1].split()[0], lines[0].split()[0]] for lines in shown.values()] == [
+        ["-123457", "12345.68"],
+        ["-1.0e+06", "1.0e+06"],
+    ]
+    assert len({len(line) for lines in shown.values() for line in lines}) == 1

@@ -237,7 +237,8 @@ def test_a_machine_is_drained_and_readmitted(where: str, home: Path, url: str) -
     place, host = ["--home", str(home)] if where == "home" else ["--server", url], socket.gethostname()
     assert run("nodes", "drain", host, "--reason", "a fan", *place).exit_code == 0
     listed = run("nodes", *place)
-    assert f"{host} takes no new jobs: drained: a fan" in " ".join(listed.stderr.split()), listed.output
+    says = " ".join(listed.stderr.split())
+    assert f"{host} takes no new jobs: drained since 20" in says and " UTC: a fan" in says, listed.output
     misplaced = run("nodes", *place, "readmit", host)
     assert isinstance(misplaced.exception, UsageError) and "stands behind the verb" in str(misplaced.exception)
     assert run("nodes", "readmit", host, *place).exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from typer.testing import CliRunner, Result
 from client.served import serve
 from trainmaster.cli.main import build
 from trainmaster.client import Client
+from trainmaster.client.errors import NoAccess
 from trainmaster.control import workdir
 from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
 from trainmaster.storage import open_store
-from trainmaster.store import jobs
+from trainmaster.store import costs, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from web.furnished import issue
@@ -146,6 +148,49 @@ def test_the_quota_of_a_project_is_one_sentence(
     with serve(db, tmp_path / "server") as url:
         refused = run("submit", str(spec), "--server", url)
     assert refused.exception is not None and "working folders" in str(refused.exception)
+
+
+def test_what_a_server_refuses_is_refused_before_the_upload(tmp_path: Path, db: Database, spec: Path) -> None:
+    two_nodes = ("resources.nodes=2", "local runs one node")
+    unknown = ("resume_from=00000000-0000-4000-8000-000000000000", "has no job 00000000")
+    spent = ("resources.price_per_hour=1", "is spent")
+    home = tmp_path / "server"
+    with db.write() as conn:
+        costs.set_budget(conn, "lab", "total", 0, at=datetime.now(UTC))
+    with serve(db, home) as url:
+        for word, says in (two_nodes, unknown, spent):
+            refused = run("submit", str(spec), "project=lab", word, "--server", url)
+            assert refused.exception is not None and says in str(refused.exception), word
+        file = spec.parent / "set.yaml"
+        file.write_text("name: two\ncommand: ['true', '{a}']\nmatrix: {a: [x, y]}\n")
+        for word, says in (two_nodes, unknown, spent):
+            refused = run("submit", str(file), "project=lab", word, "--server", url)
+            assert refused.exception is not None and says in str(refused.exception), word
+        file.unlink()
+        assert not (home / "storage").exists() or stored(home) == 0
+        assert jobs.list_jobs(db, limit=1) == [], "and there is no job"
+        assert run("submit", str(spec), "--server", url).exit_code == 0
+    assert stored(home) == 4 and newest(db).spec.workdir.startswith("sha256:")
+
+
+def test_a_server_without_the_question_refuses_at_the_submission(
+    tmp_path: Path, db: Database, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.client.JOBS_CHECK", "/v1/training/jobs/absent")
+    with serve(db, tmp_path / "server") as url:
+        refused = run("submit", str(spec), "resources.nodes=2", "--server", url)
+        assert refused.exception is not None and "local runs one node" in str(refused.exception)
+        assert run("submit", str(spec), "--server", url).exit_code == 0
+
+
+def test_the_question_is_for_those_who_may_submit(tmp_path: Path, db: Database) -> None:
+    body = {"name": "x", "project": "lab", "command": ["true"]}
+    with serve(db, tmp_path / "server", require_token=True, trust_jobs=True) as url:
+        for name, role, project in (("viewer", Role.VIEWER, None), ("theirs", Role.USER, "other")):
+            token = issue(db, name, role, project=project)["Authorization"].removeprefix("Bearer ")
+            with Client(url, token) as client, pytest.raises(NoAccess):
+                client.check(body)
+    assert jobs.list_jobs(db, limit=1) == []
 
 
 @pytest.mark.proof

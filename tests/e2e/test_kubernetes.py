@@ -22,7 +22,7 @@ import yaml
 
 import own_image
 import trainmaster
-from deploy.charts import CHART, find_helm
+from deploy import charts
 from kube_nodes import GPUS, Cluster, python_folders
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
@@ -86,9 +86,10 @@ def _checkpoints(db: Database, job: JobRow, event: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def helm() -> str:
-    """The program; asked for before the image, which takes half a minute to build."""
-    return find_helm()
+def renderer() -> None:
+    """What renders the chart; asked for before the image, which takes half a minute to build."""
+    if charts.find_helm() is None:
+        charts.build_renderer()
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +128,9 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
 
 
 @pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
-def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, helm: str, image: str) -> None:
-    """helm install as an operator does it: not root, read-only root, the token from its secret."""
+@pytest.mark.usefixtures("renderer")
+def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, image: str) -> None:
+    """As `helm install` does it, or without Helm: not root, read-only root, the token from its secret."""
     folders = python_folders()
     home = nodes.kube.folder / "server-data"
     home.mkdir()
@@ -148,14 +150,7 @@ def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluste
         "volumeMounts": [{"name": f"python-{n}", "mountPath": one, "readOnly": True} for n, one in enumerate(folders)],
         "resources": {"requests": {"memory": "64Mi"}},
     }  # fmt: skip
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    words = [helm, "install", "demo", str(CHART), "--values", str(tmp_path / "values.yaml"), "--wait",
-             "--timeout=300s"]  # fmt: skip
-    env = {**os.environ, "KUBECONFIG": str(nodes.kube.kubeconfig()), "HOME": str(tmp_path)}
-    done = subprocess.run([*nodes.inside(), *words], capture_output=True, text=True, env=env, check=False)
-    listed = call("GET", f"{space}/pods?labelSelector=app.kubernetes.io/instance%3Ddemo")["items"]
-    assert done.returncode == 0, (done.stdout, done.stderr, [one["status"] for one in listed])
-    (pod,) = listed
+    pod = install(nodes, values, tmp_path)
     token = base64.b64decode(call("GET", f"{space}/secrets/demo-trainmaster-admin")["data"]["token"]).decode()
 
     def ask(path: str, *headers: str) -> str:
@@ -167,6 +162,32 @@ def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluste
     assert ask("/readyz").endswith("200") and ask("/v1/training/jobs").endswith("401")
     assert '"jobs":[]' in ask("/v1/training/jobs", "--header", f"Authorization: Bearer {token}").replace(" ", "")
     assert (home / "home" / "trainmaster.db").stat().st_uid == 1000
+
+
+def install(nodes: Cluster, values: dict[str, Any], home: Path) -> Any:
+    """Install the chart by Helm, or create each of its parts; its only pod, once that is ready."""
+    helm, call = charts.find_helm(), nodes.kube.call
+    if helm is not None:
+        (home / "values.yaml").write_text(yaml.safe_dump(values))
+        words = [helm, "install", "demo", str(charts.CHART), "--values", str(home / "values.yaml"), "--wait"]
+        env = {**os.environ, "KUBECONFIG": str(nodes.kube.kubeconfig()), "HOME": str(home)}
+        done = subprocess.run([*nodes.inside(), *words, "--timeout=300s"], env=env, check=False)
+        assert done.returncode == 0, call("GET", "/api/v1/namespaces/default/pods")["items"]
+    else:
+        for part in charts.render(values, namespace="default", home=home):
+            place = "/api/v1" if part["apiVersion"] == "v1" else f"/apis/{part['apiVersion']}"
+            call("POST", f"{place}/namespaces/default/{part['kind'].lower()}s", part)
+    listed: list[Any] = []
+    for _ in range(300):
+        listed = call("GET", "/api/v1/namespaces/default/pods?labelSelector=app.kubernetes.io/instance%3Ddemo")["items"]
+        if any(state["type"] == "Ready" and state["status"] == "True"
+               for pod in listed for state in pod["status"].get("conditions", ())):  # fmt: skip
+            break
+        time.sleep(1)
+    else:
+        pytest.fail(f"no pod of the chart is ready: {[pod['status'] for pod in listed]}")
+    (pod,) = listed
+    return pod
 
 
 def test_a_job_that_no_node_has_room_for_is_explained(db: Database, tmp_path: Path, target: Callable[..., str]) -> None:

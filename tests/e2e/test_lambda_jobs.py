@@ -345,6 +345,8 @@ def test_a_dry_run_prints_the_choice_and_the_request_and_rents_nothing(tmp_path:
     shown = CliRunner().invoke(build(), words)
     assert shown.exit_code == 0, shown.output
     assert "choice: 1 × gpu_1x_h100_pcie in us-south-1, $2.49 an hour each" in shown.stdout
+    price = next(line for line in shown.stdout.splitlines() if line.startswith("price "))
+    assert "$2.49 an hour each" in price and "not known" not in price
     assert "then gpu_1x_h100_pcie in us-west-1, $2.49" in shown.stdout
     assert '"instance_type_name": "gpu_1x_h100_pcie"' in shown.stdout and cloud.instances() == []
     assert cloud.api_key_file.read_text().strip() not in shown.output

@@ -29,10 +29,11 @@ from trainmaster.core.plan import ATTEMPT_VARIABLE
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.storage import Store, open_store
-from trainmaster.store import attempts, events, instances, iterations
+from trainmaster.store import attempts, events, instances
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import JobRow
 
 pytestmark = [pytest.mark.spawns, needs_sshd, pytest.mark.timeout(300)]

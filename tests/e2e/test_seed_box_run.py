@@ -28,9 +28,10 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Status
 from trainmaster.sim.lambda_cloud.simulator import Simulator
 from trainmaster.storage import Store, open_store
-from trainmaster.store import artifacts, attempts, events, instances, iterations, jobs
+from trainmaster.store import artifacts, attempts, events, instances, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
+from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import JobRow
 from trainmaster.web.app import create_app
 

@@ -56,6 +56,11 @@ def locate_default() -> Path:
     return locate(Path(stated) if stated else None)
 
 
+def is_new(home: Path | None) -> bool:
+    """Whether `open_home` would create its database."""
+    return not os.environ.get(DATABASE) and not (locate(home) / DATABASE_FILE).exists()
+
+
 def open_home(home: Path | None) -> tuple[Path, Database]:
     """The home folder and its database, created where missing."""
     try:

@@ -50,8 +50,9 @@ class Jobs(Protocol):
         limit: int,
         offset: int,
         folded: bool = False,
+        by: str | None = None,
     ) -> JobsPage:
-        """A page of jobs; `folded`: without the trials of sets."""
+        """A page of jobs, of this submitter where one is named; `folded`: without the trials of sets."""
 
     def show(self, job_id: str) -> JobPage: ...
 
@@ -66,6 +67,9 @@ class Jobs(Protocol):
     def deliveries(self, job_id: str) -> tuple[Delivery, ...]: ...
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted: ...
+
+    def check(self, spec: JobSpec, *, key: str | None) -> None:
+        """Refuse what `submit` would refuse, before the working folder is uploaded."""
 
     def receiver(self, project: str) -> Receiver:
         """Where snapshots of working folders of a project go."""
@@ -169,8 +173,10 @@ class Jobs(Protocol):
 
 
 @contextlib.contextmanager
-def connect(home: Path | None, server: str | None, *, storage: str | None = None) -> Iterator[Jobs]:
-    """The server where one is given, else the home folder."""
+def connect(
+    home: Path | None, server: str | None, *, storage: str | None = None, reads: bool = False
+) -> Iterator[Jobs]:
+    """The server where one is given, else the home folder. `reads`: say where the home was not there yet."""
     if server:
         from trainmaster.cli._jobs.server import ServerJobs
         from trainmaster.cli._server import explain_missing_token, open_client
@@ -178,10 +184,13 @@ def connect(home: Path | None, server: str | None, *, storage: str | None = None
         with open_client(server, home) as client, explain_missing_token():
             yield ServerJobs(client)
         return
-    from trainmaster.cli._home import open_home
+    from trainmaster.cli._home import is_new, open_home
     from trainmaster.cli._jobs.home import HomeJobs
 
+    new = reads and is_new(home)
     folder, db = open_home(home)
+    if new:  # of a mistyped --home an empty answer would be all
+        _console.note(f"new, empty home {_console.plain(str(folder))}; name another one with --home")
     try:
         yield HomeJobs(folder, db, storage=storage)
     finally:

@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,12 +68,13 @@ class HomeJobs(HomeQueue):
         limit: int,
         offset: int,
         folded: bool = False,
+        by: str | None = None,
     ) -> JobsPage:
         from trainmaster.pages import jobs, sets
 
-        if folded and status is None and find is None:
+        if folded and (status, find, by) == (None, None, None):
             return sets.read_folded(self.db, project=project, limit=limit, offset=offset)
-        return jobs.read(self.db, status=status, project=project, find=find, limit=limit, offset=offset)
+        return jobs.read(self.db, status=status, project=project, find=find, by=by, limit=limit, offset=offset)
 
     def show(self, job_id: str) -> JobPage:
         from trainmaster.pages import job
@@ -110,6 +112,11 @@ class HomeJobs(HomeQueue):
         known_targets.refuse_job_file(spec.target, self.home)
         row, new = submitting.submit_once(self.db, spec, key=key)
         return shapes.submitted(row, new=new, note=budget.note_uncounted(self.db, row))
+
+    def check(self, spec: JobSpec, *, key: str | None) -> None:
+        from trainmaster.control import submit as submitting
+
+        submitting.check_only(self.db, replace(spec, workdir=None), key=key)
 
     def receiver(self, project: str) -> Receiver:
         return _Receiver(self.db, self._open_storage(), project)

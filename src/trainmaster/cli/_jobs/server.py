@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.api.costs import CostPage, JobSpending
 from trainmaster.cli import _console
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trainmaster.core.states import Status
 
 _WORD = re.compile(r"[A-Za-z0-9.-]{1,63}")
+_ID = re.compile(r"[0-9a-f-]{1,36}\Z")  # what may begin one
 _MOST = 200  # jobs of one answer
 _PIECE = 1 << 20  # bytes of a log in one answer
 
@@ -46,26 +48,38 @@ class ServerJobs:
             return word
         if not _WORD.fullmatch(word):
             raise UsageError(f"{word!r} is neither an id nor a name of a job; `trainmaster jobs` lists them")
-        begun: list[str] = []
-        offset = 0
-        while True:
-            page = self._client.jobs(find=word, limit=_MOST, offset=offset)
-            if same := [line.id for line in page.jobs if line.name == word]:
-                if len(same) > 1:
-                    _console.note_newest(word, same[0], len(same))
-                return same[0]
-            for line in page.jobs:
-                if line.id.startswith(word):
-                    begun.append(line.id)
-            offset += len(page.jobs)
-            if not page.jobs or offset >= page.total:
-                break
+        if named := self._find_named(word):
+            if named[1] > 1:
+                _console.note_newest(word, *named)
+            return named[0]
+        begun = [line.id for line in self._find_lines(word) if line.id.startswith(word)] if _ID.match(word) else []
         if not begun:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(begun) > 1:
             ids = ", ".join(job_id[:13] for job_id in begun[:5])
             raise UsageError(f"{word!r} is the beginning of {len(begun)} ids ({ids} …); write more of the id")
         return begun[0]
+
+    def _find_named(self, word: str) -> tuple[str, int] | None:
+        """The id of the newest job of this name, and how many have it; None without one."""
+        from trainmaster.client import BadRequest
+
+        try:
+            page = self._client.jobs(name=word, limit=1)
+        except BadRequest as refused:
+            if refused.code != "unknown_parameter":  # as a server of an earlier version answers
+                raise
+            same = [line.id for line in self._find_lines(word) if line.name == word]
+            return (same[0], len(same)) if same else None
+        return (page.jobs[0].id, page.total) if page.jobs else None
+
+    def _find_lines(self, word: str) -> Iterator[JobLine]:
+        """Every job that a word finds, newest first."""
+        offset, total = 0, 1
+        while offset < total:
+            page = self._client.jobs(find=word, limit=_MOST, offset=offset)
+            yield from page.jobs
+            offset, total = offset + len(page.jobs), page.total if page.jobs else 0
 
     def list(
         self,
@@ -76,10 +90,11 @@ class ServerJobs:
         limit: int,
         offset: int,
         folded: bool = False,
+        by: str | None = None,
     ) -> JobsPage:
-        if folded and status is None and find is None:
+        if folded and (status, find, by) == (None, None, None):
             return self._client.jobs_alone(project=project, limit=limit, offset=offset)
-        return self._client.jobs(status=status, project=project, find=find, limit=limit, offset=offset)
+        return self._client.jobs(status=status, project=project, find=find, by=by, limit=limit, offset=offset)
 
     def submit_set(self, sweep: Sweep) -> SetPage:
         return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir})
@@ -88,10 +103,10 @@ class ServerJobs:
         if not _WORD.fullmatch(word) or not (lines := self.sets(project=None, find=word)):
             return None
         named = [line for line in lines if line.name == word]
-        jobs = [line for line in self._client.jobs(find=word, limit=_MOST).jobs if line.name == word]
-        if named and jobs:
-            raise UsageError(f"{word!r} is the name of set {named[0].id} and of job {jobs[0].id}; write the id")
-        if not named and jobs:
+        job = self._find_named(word)
+        if named and job:
+            raise UsageError(f"{word!r} is the name of set {named[0].id} and of job {job[0]}; write the id")
+        if not named and job:
             return None
         if not named and len(lines) > 1:
             ids = ", ".join(line.id[:13] for line in lines[:5])
@@ -134,12 +149,10 @@ class ServerJobs:
         return self._client.deliveries(job_id)
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
-        from trainmaster.core.schema import to_plain
+        return self._client.submit(_to_document(spec), key=key)
 
-        # Fields without a value are left out: the server has its own defaults and may be of another version.
-        return self._client.submit(
-            {name: value for name, value in to_plain(spec).items() if value is not None}, key=key
-        )
+    def check(self, spec: JobSpec, *, key: str | None) -> None:
+        self._client.check(_to_document(replace(spec, workdir=None)), key=key)
 
     def receiver(self, project: str) -> Receiver:
         return self._client.receiver(project)
@@ -294,3 +307,11 @@ class ServerJobs:
 
     def revoke_target(self, name: str, project: str) -> None:
         self._client.revoke_target(name, project)
+
+
+def _to_document(spec: JobSpec) -> dict[str, Any]:
+    """The spec as it is sent. Fields without a value are left out: the server has its own defaults and may be of
+    another version."""
+    from trainmaster.core.schema import to_plain
+
+    return {name: value for name, value in to_plain(spec).items() if value is not None}

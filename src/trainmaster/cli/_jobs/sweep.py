@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli import _console
 from trainmaster.cli._jobs import wait as wait_for
-from trainmaster.cli._jobs.workdir import Workdir, send
+from trainmaster.cli._jobs.workdir import Workdir, send_checked
 from trainmaster.cli._views.sets import count_text, next_text, print_set
 from trainmaster.core.errors import MissingExtra, UsageError
 
@@ -103,7 +103,8 @@ def submit(jobs: Jobs, sweep: Sweep, workdir: Workdir, *, home: Path, server: bo
             "schedule: no server works on this home folder, and nobody else begins a run at its time; "
             "start one (trainmaster serve) and submit again, or name one: --server URL"
         )
-    first = send(jobs, sweep.trials[0].spec, workdir, home=home, server=server)
+    # What is refused of the first run is refused of the set.
+    first = send_checked(jobs, sweep.trials[0].spec, workdir, key=None, home=home, server=server)
     page = jobs.submit_set(change(sweep, lambda spec: replace(spec, workdir=first.workdir)))
     if json:
         _console.as_json(page)

@@ -58,6 +58,13 @@ def choose(spec: Any, file: Path, option: str | None) -> tuple[Any, Workdir]:
     return rest, Workdir(folder=file.absolute().parent / workdir, stated=True)
 
 
+def send_checked(jobs: Jobs, job: JobSpec, workdir: Workdir, *, key: str | None, home: Path, server: bool) -> JobSpec:
+    """The same as `send`; what the server would refuse of the spec is refused before anything is uploaded."""
+    if workdir.folder is not None:
+        jobs.check(job, key=key)
+    return send(jobs, job, workdir, home=home, server=server)
+
+
 def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool) -> JobSpec:
     """Upload the folder; the spec that names its snapshot.
 

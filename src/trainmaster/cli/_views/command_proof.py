@@ -62,6 +62,7 @@ def report(proof: Proof) -> Report:
         document=_document(proof),
         repeat=_repeat(proof),
         interrupted=proof.interrupted,
+        left_out=[f"{name} ({why})" for name, why in _left_out(proof).items()],
     )
 
 
@@ -104,9 +105,9 @@ def _document(proof: Proof) -> dict[str, Any]:
         "counts": {
             "planned": proof.tally.planned,
             "done": proof.tally.done,
-            "left_out": proof.tally.skipped + len(proof.left_out),
+            "left_out": len(_left_out(proof)),
         },
-        "left_out": dict(proof.left_out),
+        "left_out": _left_out(proof),
         "not_tried": NOT_TRIED,
         "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
         "losses": {
@@ -142,14 +143,23 @@ def _versions(proof: Proof) -> dict[str, str]:
     return dict(proof.reference.versions) if proof.reference else {}
 
 
+def _left_out(proof: Proof) -> dict[str, str]:
+    """Strikes that were not done, each with why: the program has no place for them, or there was nothing to strike."""
+    return {**proof.left_out, **{one.strike.name: one.skipped for one in proof.struck if one.skipped}}
+
+
 def _rows(proof: Proof) -> list[tuple[str, ...]]:
     """A row for each kill; two of one strike have its number, and one that was left out has none."""
     names = list(dict.fromkeys(one.strike.name for one in proof.struck if not one.skipped))
-    return [_cells("" if one.skipped else str(names.index(one.strike.name) + 1), one) for one in proof.struck]
+    rows = []
+    for place, one in enumerate(proof.struck):
+        number = "" if one.skipped else str(names.index(one.strike.name) + 1)
+        again = any(other.strike.name == one.strike.name for other in proof.struck[:place])
+        rows.append(_cells(number, f"the second SIGKILL of strike {number}" if again else str(one.strike), one))
+    return rows
 
 
-def _cells(number: str, one: Struck) -> tuple[str, ...]:
-    what = str(one.strike)
+def _cells(number: str, what: str, one: Struck) -> tuple[str, ...]:
     if not one.reached:
         return (number, what, "left out" if one.skipped else "not reached", "", "", "")
     if one.died_at is None:
@@ -174,9 +184,24 @@ def _sentence(proof: Proof) -> str:
         none = "no strike was run to its end" if cut else "nothing was struck"
         return f"{cut}{none}, in {proof.took_s:.0f} s"
     tally = proof.tally
-    apart = f", {many} left out" if (many := tally.skipped + len(proof.left_out)) else ""
-    done = f"{cut}{tally.done} of {tally.planned} strikes{apart}"
-    return f"{done}, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+    apart = f", {many} left out" if (many := len(_left_out(proof))) else ""
+    done = f"{tally.done} of {tally.planned} strikes run{apart}"
+    return f"{cut}{_failed(proof)}{done}, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+
+
+def _failed(proof: Proof) -> str:
+    """What fails, and whether that is the resume itself or only what a bad disk does to its checkpoints."""
+    from trainmaster.drill.plan import DAMAGE, STORAGE
+
+    bad = [result.check for result in proof.results if result.verdict is Verdict.FAIL]
+    if not bad:
+        return ""
+    words = f"{len(bad)} claim{'s fail' if len(bad) > 1 else ' fails'} ({'; '.join(DOES[name] for name in bad)})"
+    of_disk = (*DAMAGE, *STORAGE)
+    resume = [result.verdict for result in proof.results if result.check not in of_disk]
+    if proof.interrupted or any(verdict in (Verdict.FAIL, Verdict.ERROR) for verdict in resume):
+        return f"{words}. "
+    return f"it resumes right, but is not safe against a damaged or failing disk: {words}. "
 
 
 def _setting(proof: Proof) -> str:
@@ -187,7 +212,7 @@ def _setting(proof: Proof) -> str:
     if proof.shape is not None:
         ranks = "1 rank" if proof.shape.world == 1 else f"{proof.shape.world} ranks"
         shape = f"; {proof.shape.steps} steps on {ranks}, saves after {_few(proof.shape.saves)}"
-    left = "".join(f" Left out: {name} ({why})." for name, why in proof.left_out.items())
+    left = "".join(f" Left out: {name} ({why})." for name, why in _left_out(proof).items())
     return f"{words}{shape}; seed {proof.setup.seed}.{left} Not tried: {NOT_TRIED}."
 
 

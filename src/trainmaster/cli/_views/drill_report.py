@@ -16,7 +16,7 @@ from typing import Any
 
 from trainmaster import __version__
 from trainmaster.cli import _console
-from trainmaster.core.results import Finding, Overall, Verdict
+from trainmaster.core.results import Finding, Overall, Verdict, error
 from trainmaster.core.schema import to_plain
 
 Curve = Mapping[int, float]
@@ -40,6 +40,7 @@ class Report:
     document: Mapping[str, Any]
     repeat: Sequence[str] = ()  # commands: this drill once more, and single strikes of it
     interrupted: bool = False
+    left_out: Sequence[str] = ()  # strikes that were not done, each with why
     made: str = ""  # when, and with which versions
 
 
@@ -59,18 +60,32 @@ def show(report: Report) -> None:
     """The table, the judgements, the verdict."""
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in report.head:
-        table.add_column(name, justify="left" if name in report.words else "right")
-    for cells in report.rows:
-        table.add_row(*(_console.plain(cell) for cell in cells))
-    _console.out.print(table)
-    _console.out.print()
-    for claim, finding in report.claims:
+    if report.rows:
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in report.head:
+            table.add_column(name, justify="left" if name in report.words else "right")
+        for cells in report.rows:
+            table.add_row(*(_console.plain(cell) for cell in cells))
+        _console.out.print(table)
+        if report.left_out:
+            _console.out.print(f"[dim]left out: {_console.plain('; '.join(report.left_out))}[/]", soft_wrap=True)
+        _console.out.print()
+    for claim, finding in told(report):
         to_do = f"  [dim]→ {_console.plain(finding.action)}[/]" if finding.action else ""
         verdict = _console.paint(finding.verdict, width=6)
         _console.out.print(f"{verdict} {claim}: {_console.plain(finding.reason)}{to_do}", soft_wrap=True)
     _console.out.print(f"{_console.paint(report.overall)}  {_console.plain(report.sentence)}", soft_wrap=True)
+
+
+def told(report: Report) -> list[tuple[str, Finding]]:
+    """The claims as people read them: those that an interrupt left unjudged are one line, the last."""
+    from trainmaster.drill.attempt import AGAIN, NOT_RUN
+
+    unjudged = [claim for claim, finding in report.claims if finding == NOT_RUN]
+    if len(unjudged) < 2:
+        return list(report.claims)
+    rest = error(f"the drill was interrupted: {'; '.join(unjudged)}", action=AGAIN)
+    return [*(pair for pair in report.claims if pair[1] != NOT_RUN), ("not judged", rest)]
 
 
 def save(report: Report, folder: Path) -> None:
@@ -89,10 +104,11 @@ def save(report: Report, folder: Path) -> None:
 def markdown(report: Report) -> str:
     lines = [f"# Drill: {report.overall}", "", report.sentence, "", report.setting, ""]
     lines += [report.made, ""] if report.made else []
-    lines += [f"| {' | '.join(report.head)} |", f"|{'---|' * len(report.head)}"]
-    lines += [_bars(*cells) for cells in report.rows]
-    lines += ["", "| claim | verdict | found |", "|---|---|---|"]
-    lines += [_bars(claim, finding.verdict, _found(finding)) for claim, finding in report.claims]
+    if report.rows:
+        lines += [f"| {' | '.join(report.head)} |", f"|{'---|' * len(report.head)}"]
+        lines += [*(_bars(*cells) for cells in report.rows), ""]
+    lines += ["| claim | verdict | found |", "|---|---|---|"]
+    lines += [_bars(claim, finding.verdict, _found(finding)) for claim, finding in told(report)]
     if report.repeat:
         lines += ["", "To repeat it, in the folder of the program:", "", "```", *report.repeat, "```"]
     return "\n".join(lines) + "\n"
@@ -157,7 +173,8 @@ def render_html(report: Report) -> str:
     tone = {"PASS": "good", "FAIL": "bad"}.get(report.overall, "warn")
     allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
-    claims = [(claim, finding.verdict.value, _found(finding)) for claim, finding in report.claims]
+    kills = f'<section class="card"><header><h2>Kills</h2></header>{_table(report.head, report.rows)}</section>\n'
+    claims = [(claim, finding.verdict.value, _found(finding)) for claim, finding in told(report)]
     repeat = html.escape("\n".join(report.repeat))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -169,7 +186,7 @@ def render_html(report: Report) -> str:
         f'<p class="quiet">{html.escape(report.setting)}</p>'
         f'<p class="quiet">{html.escape(report.made)}</p></section>\n'
         f'<section class="card">{drawn}</section>\n'
-        f'<section class="card"><header><h2>Kills</h2></header>{_table(report.head, report.rows)}</section>\n'
+        f"{kills if report.rows else ''}"
         f'<section class="card"><header><h2>Claims</h2></header>'
         f"{_table(('claim', 'verdict', 'found'), claims)}</section>\n"
         + (

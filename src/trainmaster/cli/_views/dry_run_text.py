@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,20 +10,22 @@ from typing import TYPE_CHECKING, Any
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.spec import JobSpec
 
+_CHOICE = re.compile(r"^# choice: (.*)$", re.MULTILINE)  # of a target that rents machines
+
 if TYPE_CHECKING:
     from trainmaster.targets import Submission
 
 
-def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
+def summarize(job: JobSpec, plan: Submission, word: str, preview: str = "") -> dict[str, str]:
     """Six lines by their names, one for `queue:` where it is stated, and one for files that are not there.
 
-    `word` is what the target stands for.
+    `word` is what the target stands for, `preview` what its provider offers now.
     """
     lines = {
         "where": job.target,
         "how many": _count(job),
         "what runs": _program(job),
-        "price": _price(job, plan, word),
+        "price": _price(job, plan, word, preview),
         "limits": _limits(job),
         "checkpoints": _checkpoints(job),
     }
@@ -33,13 +36,13 @@ def summarize(job: JobSpec, plan: Submission, word: str) -> dict[str, str]:
     return lines
 
 
-def render(job: JobSpec, plan: Submission, word: str) -> str:
-    return "".join(f"{name:<12} {text}\n" for name, text in summarize(job, plan, word).items()) + "\n"
+def render(job: JobSpec, plan: Submission, word: str, preview: str = "") -> str:
+    return "".join(f"{name:<12} {text}\n" for name, text in summarize(job, plan, word, preview).items()) + "\n"
 
 
 def as_plain(job: JobSpec, plan: Submission, preview: str, word: str) -> dict[str, Any]:
     """The same, with files and commands, for programs."""
-    summary = {name.replace(" ", "_"): text for name, text in summarize(job, plan, word).items()}
+    summary = {name.replace(" ", "_"): text for name, text in summarize(job, plan, word, preview).items()}
     return {
         "summary": summary,
         "files": dict(plan.files),
@@ -78,7 +81,7 @@ def _program(job: JobSpec) -> str:
     return (shlex.join(job.command) if job.command else "the image's own command") + inside
 
 
-def _price(job: JobSpec, plan: Submission, word: str) -> str:
+def _price(job: JobSpec, plan: Submission, word: str, preview: str) -> str:
     from trainmaster import targets
 
     if job.resources.price_per_hour is not None:
@@ -87,6 +90,8 @@ def _price(job: JobSpec, plan: Submission, word: str) -> str:
         return f"{dollars(float(cents))} an hour for the whole job"
     if targets.is_free(word):
         return "none; resources.price_per_hour states one"
+    if choice := _CHOICE.search(preview):
+        return f"{choice[1]} by the offers of now; it is fixed when the job is placed"
     return "not known before it is placed; resources.price_per_hour states it"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # Unicode block 2800: bit of (row, column)
 _BLANK = 0x2800
+_LABEL = 8  # characters before each row
 
 
 def curve(points: Sequence[tuple[float, float | None]], *, width: int = 60, height: int = 10) -> list[str]:
@@ -24,12 +25,21 @@ def curve(points: Sequence[tuple[float, float | None]], *, width: int = 60, heig
             last = None
             continue
         column = round((x - xs[0]) / ((xs[-1] - xs[0]) or 1) * (width * 2 - 1))
-        row = round((high - y) / ((high - low) or 1) * (height * 4 - 1))
+        # Halves: the difference of two floats may be beyond all of them.
+        row = round((high / 2 - y / 2) / ((high / 2 - low / 2) or 1) * (height * 4 - 1))
         for c, r in _between(last, (column, row)):
             cells[r // 4][c // 2] |= _DOTS[r % 4][c % 2]
         last = (column, row)
-    labels = {0: f"{high:.3f}", height - 1: f"{low:.3f}"}
-    return [f"{labels.get(i, ''):>8} " + "".join(chr(_BLANK + cell) for cell in line) for i, line in enumerate(cells)]
+    labels = {0: _label(high), height - 1: _label(low)}
+    rows = ["".join(chr(_BLANK + cell) for cell in line) for line in cells]
+    return [f"{labels.get(i, ''):>{_LABEL}} {row}" for i, row in enumerate(rows)]
+
+
+def _label(value: float) -> str:
+    """A value in at most `_LABEL` characters, with as many decimals as fit."""
+    power = f"{value:.1e}"
+    fixed = [f"{value:.{places}f}" for places in (3, 2, 1, 0)] if abs(value) < 1e6 else []
+    return next((text for text in (*fixed, power) if len(text) <= _LABEL), power.replace("e+", "e"))
 
 
 def _between(start: tuple[int, int] | None, end: tuple[int, int]) -> list[tuple[int, int]]:

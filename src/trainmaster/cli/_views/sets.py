@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainmaster.cli import _console
-from trainmaster.core.money.cost import dollars
+from trainmaster.core.money.cost import dollars, spent_words
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def print_set(page: SetPage) -> None:
         "status": f"{_console.paint(line.status)} · {count_text(line)}",
         "reason": escape(line.message),
         "at once": str(line.parallel),
-        "price": f"{dollars(line.cost_cents)} so far" if line.cost_cents else "",
+        "price": spent_words(line.cost_cents, final=line.status.final) if line.cost_cents else "",
         "schedule": line.schedule or "",
         "next run": next_text(line) if line.schedule and not line.status.final else "",
         "search": f"{line.search}, {line.goal} {escape(line.metric)}" if line.search else "",

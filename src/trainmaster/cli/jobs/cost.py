@@ -16,7 +16,7 @@ from trainmaster.cli._jobs import connect, sweep
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views.month_option import parse_month
 from trainmaster.core.errors import UsageError
-from trainmaster.core.money.cost import dollars
+from trainmaster.core.money.cost import dollars, submitter
 
 if TYPE_CHECKING:
     from trainmaster.api.costs import BudgetLine, CostPage, ProjectSpending
@@ -59,7 +59,7 @@ def cost(
         raise UsageError("one job is shown whole; leave out --project, --month, --all and --set-cap")
     caps = [_parse_cap(text) for text in set_cap or ()]
     when = None if all_time or job is not None else parse_month(month)
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         if job is not None and (found := jobs.find_set(job)) is not None:
             sweep.show(jobs, found, job, json=json)
             return
@@ -86,7 +86,7 @@ def _print(page: CostPage, *, single: bool) -> None:
             line.id[:8],
             escape(line.name),
             escape(line.project),
-            *((escape(line.submitted_by or ""),) if named else ()),
+            *((escape(submitter(line.submitted_by)),) if named else ()),
             _console.paint(line.status),
             dollars(line.cents),
             dollars(line.cents_per_hour) if line.cents_per_hour else "",

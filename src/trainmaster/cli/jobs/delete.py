@@ -30,7 +30,10 @@ def delete(
       trainmaster delete 0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10 --yes
     """
     if not yes:
-        typer.confirm(f"delete {len(job)} jobs with everything they left?", abort=True)
+        typer.confirm(
+            f"delete {len(job)} {'job with everything it' if len(job) == 1 else 'jobs with everything they'} left?",
+            abort=True,
+        )
     with connect(home, server, storage=storage) as jobs:
         for word in job:
             job_id = jobs.find(word)

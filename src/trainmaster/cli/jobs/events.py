@@ -37,7 +37,7 @@ def events(
 
       trainmaster events 3f2a -f --json | jq .data.loss
     """
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         job_id, printed = jobs.find(job), False
         phase = phase.upper() if phase is not None else None
         for event in jobs.events(job_id, phase=phase, follow=follow, node=node):

@@ -49,7 +49,7 @@ def fetch(
 
       trainmaster fetch llama-trial results/ --only outputs/ --server https://trainmaster.example.org
     """
-    with connect(home, server, storage=storage) as jobs:
+    with connect(home, server, storage=storage, reads=True) as jobs:
         job_id = jobs.find(job)
         to = to or Path(jobs.line(job_id).name)
         written = fetch_checkpoint(jobs, job_id, to) if checkpoint else _fetch(jobs, job_id, to, only)

@@ -49,13 +49,14 @@ def goodput(
     if job is not None and (project or month or all_time):
         raise UsageError("one job is shown whole; leave out --project, --month and --all")
     when = None if all_time or job is not None else parse_month(month)
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         if job is not None:
-            ledger = jobs.job_goodput(jobs.find(job))
+            job_id = jobs.find(job)
+            ledger, device = jobs.job_goodput(job_id), jobs.show(job_id).run.device
             if json:
                 _console.as_json(ledger)
             else:
-                _print_job(ledger)
+                _print_job(ledger, unit="slot" if device == "cpu" else "GPU")  # as its page says
             return
         page = jobs.goodput(project=project, month=when, limit=limit)
     if json:
@@ -68,10 +69,10 @@ def goodput(
     _print_page(page)
 
 
-def _print_job(job: JobGoodput) -> None:
-    gpus = f"{job.gpus} GPU{'s' if job.gpus > 1 else ''}"
+def _print_job(job: JobGoodput, *, unit: str) -> None:
+    gpus = f"{job.gpus} {unit}{'s' if job.gpus != 1 else ''}"
     _console.out.print(f"[bold]{escape(job.name)}[/] {job.id[:8]}, {escape(job.target)}, {gpus}, {job.status.value}")
-    _print_bins(job.goodput)
+    _print_bins(job.goodput, unit=unit)
     for note in job.notes:
         _console.note(note)
 
@@ -104,8 +105,8 @@ def _print_page(page: GoodputPage) -> None:
         _console.note(f"and {page.more} that lost less; --limit shows more")
 
 
-def _print_bins(goodput: Goodput) -> None:
-    table = _table("what", "GPU hours", "share", "", "money")
+def _print_bins(goodput: Goodput, *, unit: str = "GPU") -> None:
+    table = _table("what", f"{unit} hours", "share", "", "money")
     top = max((line.share for line in goodput.bins), default=0.0)
     for line in goodput.bins:
         if not line.gpu_us:

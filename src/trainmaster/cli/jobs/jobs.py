@@ -16,6 +16,7 @@ from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect, sweep, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import submitter
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 def jobs(
     status: Annotated[Status | None, typer.Option(help="Only this status.")] = None,
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
-    find: Annotated[str | None, typer.Option(help="Only with an id that begins so, or this in the name.")] = None,
+    find: Annotated[
+        str | None, typer.Option(help="Only with an id that begins so, or this in the job's or the submitter's name.")
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="Only by this submitter: the whole name.")] = None,
     name: Annotated[str | None, typer.Option("--set", help="The runs of this set.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of jobs.")] = 20,
     offset: Annotated[int, typer.Option(min=0, help="Number of jobs to skip.")] = 0,
@@ -36,6 +40,8 @@ def jobs(
 ) -> None:
     """List jobs, newest first, with how far each is and how fast it goes. A set of runs is one line.
 
+    `--json` prints jobs alone, the runs of sets among them: a set itself is `trainmaster show SET --json`.
+
     [bold]Examples[/]
 
       trainmaster jobs
@@ -44,23 +50,30 @@ def jobs(
 
       trainmaster jobs --find llama
 
+      trainmaster jobs --by ann@example.org
+
       trainmaster jobs --set lr-sweep
 
       trainmaster jobs --server https://trainmaster.example.org
     """
-    plain = status is None and find is None
-    with connect(home, server) as source:
+    plain = (status, find, by) == (None, None, None)
+    with connect(home, server, reads=True) as source:
         if name is not None:
             if (unfolded := source.find_set(name)) is None:
                 raise UsageError(f"there is no set of runs {name!r}")
             sweep.show(source, unfolded, name, json=json)
             return
         folded = plain and not json
-        page = source.list(status=status, project=project, find=find, limit=limit, offset=offset, folded=folded)
+        page = source.list(status=status, project=project, find=find, by=by, limit=limit, offset=offset, folded=folded)
         sets = source.sets(project=project) if folded and not offset else ()
         undriven = any(not line.final for line in page.jobs) and warn_undriven(source)
     if json:
         _console.as_json(page)
+    elif not page.jobs and not sets:
+        if plain and project is None and not offset:
+            _console.note("no job yet; submit one with: trainmaster submit FILE.yaml")
+        else:
+            _console.note("no such job")
     else:
         _print(page, offset, sets, undriven=undriven)
 
@@ -72,7 +85,7 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
     for folded in sets:
         done = f"{folded.counts.get('completed', 0)}/{folded.trials}"
         loss = f"{folded.best_loss:.4f}" if folded.best_loss is not None else ""
-        who = (escape(folded.submitted_by or ""),) if named else ()
+        who = (escape(submitter(folded.submitted_by)),) if named else ()
         state, stage = _console.paint(folded.status), _stage(folded)
         cells = (folded.id[:8], escape(folded.name), escape(folded.project), *who, state, stage, done, loss, "")
         rows.append((*cells, age(folded.created_at)))
@@ -81,7 +94,7 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
             line.id[:8],
             escape(line.name),
             escape(line.project),
-            *((escape(line.submitted_by or ""),) if named else ()),
+            *((escape(submitter(line.submitted_by)),) if named else ()),
             _console.paint(line.status) + _remark(line, undriven=undriven),
             line.stage or "",
             _steps(line),

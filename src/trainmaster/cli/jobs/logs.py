@@ -48,7 +48,7 @@ def logs(
     if node and not agent:
         raise UsageError("--node chooses among agents' logs: add --agent, or choose a rank with --rank")
     stream = node_file(AGENT_LOG, node) if agent else rank_log(rank)
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         job_id = jobs.find(job)
         if follow:
             _wait_for_start(jobs, job_id)

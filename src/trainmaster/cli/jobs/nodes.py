@@ -14,10 +14,11 @@ from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli.jobs.jobs import age
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import dollars, submitter
 from trainmaster.core.results import Verdict
 
 if TYPE_CHECKING:
-    from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage
+    from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage, MachineUse
 
 
 nodes = typer.Typer(
@@ -57,7 +58,7 @@ def list_(
         if stated:  # else `nodes --server URL drain` would drain in the home folder of this machine
             raise UsageError(f"--{stated[0]} stands behind the verb: trainmaster nodes {verb} … --{stated[0]}")
         return
-    with connect(home, server) as source:
+    with connect(home, server, reads=True) as source:
         page = source.machines(project=project)
     if json:
         _console.as_json(page)
@@ -70,7 +71,9 @@ def list_(
 @nodes.command("drain")
 def drain(
     node: Node,
-    reason: Annotated[str, typer.Option(help="Why; everybody who waits for the machine reads it.")],
+    reason: Annotated[
+        str, typer.Option(help="Why; for those who see every project. Others read that it is drained, and since when.")
+    ],
     on: Through = None,
     home: HomeOption = None,
     server: ServerOption = None,
@@ -103,19 +106,20 @@ def readmit(node: Node, on: Through = None, home: HomeOption = None, server: Ser
 
 def _print(page: MachinesPage) -> None:
     table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("target", "machine", "verdict", "device", "model", "has it", "since"):
-        table.add_column(column)
+    for column in ("target", "machine", "verdict", "device", "model", "has it", "since", "by", "per hour"):
+        table.add_column(column, justify="right" if column == "per hour" else "left")
     for machine in page.machines:
         first = (escape(machine.target), escape(machine.machine), _state(machine))
         for device in machine.devices:
             since = age(device.since) if device.since is not None else ""
-            table.add_row(*first, escape(device.device), escape(device.model), _holder(device), since)
+            money = _money(device) if device.job_id is not None else ()
+            table.add_row(*first, escape(device.device), escape(device.model), _holder(device), since, *money)
             first = ("", "", "")
         for use in machine.used_by:
-            table.add_row(*first, "", "", _name(use.job_id, use.job, use.project), age(use.since))
+            table.add_row(*first, "", "", _name(use.job_id, use.job, use.project), age(use.since), *_money(use))
             first = ("", "", "")
         if not machine.devices and not machine.used_by:
-            table.add_row(*first, "", "", "", "")
+            table.add_row(*first)
         if machine.closed is not None:
             _console.note(f"{machine.machine} takes no new jobs: {machine.closed}")
     _console.out.print(table)
@@ -127,6 +131,11 @@ def _state(machine: MachineLine) -> str:
         return machine.verdict.value if machine.verdict is not None else "not checked"
     bad = machine.verdict is not None and machine.verdict not in (Verdict.PASS, Verdict.SKIP)
     return f"drained, {machine.verdict.value}" if bad and machine.verdict is not None else "drained"
+
+
+def _money(use: DeviceLine | MachineUse) -> tuple[str, str]:
+    """Who submitted the job that has it, and the price of that job for all its machines."""
+    return escape(submitter(use.submitted_by)), dollars(use.price_cents_per_hour)
 
 
 def _name(job_id: str, job: str | None, project: str | None) -> str:

@@ -41,7 +41,7 @@ def queue(
     home: HomeOption = None,
     server: ServerOption = None,
 ) -> None:
-    """List the jobs that wait: their place, why, and when they are expected to start.
+    """List the jobs that wait: their place, why, what is before them, and when they are expected to start.
 
     A place is one in our own queue, for machines that have none (`local`, `ssh`). Where Slurm or Kubernetes queue, the
     reason is theirs. Trials of a set that have not begun are no jobs yet: a line below counts them. Another
@@ -56,10 +56,10 @@ def queue(
       trainmaster queue --set-share llama=4 --set-share trial=2/0.5
     """
     shares = [_parse_share(text) for text in set_share or ()]
-    with connect(home, server) as source:
+    with connect(home, server, reads=True) as source:
         for name, quota, weight in shares:
             source.set_share(name, weight=weight, quota=quota)
-            most = f"at most {quota} devices at once" if quota is not None else "no limit"
+            most = f"at most {quota} device{'s' if quota != 1 else ''} at once" if quota is not None else "no limit"
             _console.note(f"project {name} has {most} and weight {weight:g}")
         page = source.queue(project=project, limit=limit)
         known = () if json else source.sets(project=project)
@@ -81,7 +81,8 @@ def queue(
 
 
 def _print(page: QueuePage) -> None:
-    rows = [_cells(line) for line in page.jobs]
+    names = {line.job_id: line.name for line in page.jobs}
+    rows = [_cells(line, names) for line in page.jobs]
     widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in rows[0]}
     if _console.out.width - sum(widths.values()) - 2 * len(widths) >= _WHY:
         table = Table(box=None, header_style="dim", pad_edge=False)
@@ -98,14 +99,16 @@ def _print(page: QueuePage) -> None:
 
 def _print_narrow(page: QueuePage, rows: Sequence[Mapping[str, str]], widths: dict[str, int]) -> None:
     """Each job with its start and its reason on lines of their own below."""
-    del widths["starts"]
+    del widths["starts"], widths["before it"]
     over = sum(widths.values()) + 2 * (len(widths) - 1) - _console.out.width
     widths["name"] = max(min(widths["name"], 8), widths["name"] - max(0, over))
     _console.out.print(f"[dim]{_join({column: column for column in widths}, widths)}[/]")
     for row, line in zip(rows, page.jobs, strict=True):
         _console.out.print(escape(_join(row, widths)), overflow="fold")
         start = f"; starts {row['starts']}" if line.expected_at is not None else ""
-        _console.out.print(Padding(_console.plain(line.reason) + start, (0, 0, 0, widths["place"] + 2), expand=False))
+        ahead = f"; before it: {row['before it']}" if row["before it"] else ""
+        text = _console.plain(line.reason + ahead) + start
+        _console.out.print(Padding(text, (0, 0, 0, widths["place"] + 2), expand=False))
 
 
 def _join(row: Mapping[str, str], widths: Mapping[str, int]) -> str:
@@ -116,7 +119,9 @@ def _join(row: Mapping[str, str], widths: Mapping[str, int]) -> str:
     return "  ".join(cells).rstrip()
 
 
-def _cells(line: QueueLine) -> dict[str, str]:
+def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
+    from trainmaster.queueing.words import say_before
+
     return {
         "place": str(line.position) if line.position is not None else "",
         "job": line.job_id[:8],
@@ -126,6 +131,7 @@ def _cells(line: QueueLine) -> dict[str, str]:
         "priority": line.priority,
         "needs": _needs(line),
         "waits": age(line.since),
+        "before it": say_before(line.position, line.before, names),
         "starts": f"{line.expected_at:%m-%d %H:%M} UTC" if line.expected_at is not None else "not known",
     }
 

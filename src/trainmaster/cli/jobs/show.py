@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,9 +13,11 @@ from rich.table import Table
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect, sweep, warn_undriven
+from trainmaster.cli._jobs.place import find_place
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import plot
-from trainmaster.core.money.cost import dollars
+from trainmaster.core.money.cost import price_words, submitter
+from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import Attempt, JobName, JobPage, Transition
@@ -49,7 +51,7 @@ def show(
 
       trainmaster show lr-sweep
     """
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         if (found := jobs.find_set(job)) is not None:
             sweep.show(jobs, found, job, json=json)
             return
@@ -61,18 +63,20 @@ def show(
         page = jobs.show(job_id)
         if not page.final:
             warn_undriven(jobs)
+        place = find_place(jobs, page.id, page.project) if page.status is Status.PENDING and not json else {}
     if json:
         _console.as_json(page)
     else:
-        _print(page)
+        _print(page, place)
 
 
-def _print(page: JobPage) -> None:
+def _print(page: JobPage, place: Mapping[str, str]) -> None:
     run = page.run
     _console.out.print(f"[bold]{escape(page.name)}[/] {page.id}")
     rows = {
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
+        **place,
         "to do": escape(page.to_do or ""),
         "continues": _name(page.continues),
         "continued as": _name(page.continued_as),
@@ -164,8 +168,8 @@ def _name(job: JobName | None) -> str | None:
 def _submitted(page: JobPage) -> str | None:
     if page.created_at is None:
         return None
-    by = escape(page.submitted_by) if page.submitted_by else "the command line"
-    return f"{page.created_at.astimezone():%Y-%m-%d %H:%M} by {by}, project {escape(page.project)}"
+    by = f"{'by' if page.submitted_by else 'from the'} {escape(submitter(page.submitted_by))}"
+    return f"{page.created_at.astimezone():%Y-%m-%d %H:%M} {by}, project {escape(page.project)}"
 
 
 def _machine(page: JobPage) -> str:
@@ -175,11 +179,9 @@ def _machine(page: JobPage) -> str:
 
 
 def _price(page: JobPage) -> str | None:
-    per_hour = page.attempts[-1].price_cents_per_hour if page.attempts else None
-    parts = [f"{dollars(per_hour)} an hour for all its machines"] if per_hour else []
-    if page.cost_cents:
-        parts.append(f"{dollars(page.cost_cents)} so far")
-    return ", ".join(parts) or None
+    if page.price_cents_per_hour is None and not page.cost_cents:
+        return None
+    return price_words(page.price_cents_per_hour, page.cost_cents, final=page.status.final)
 
 
 def _loss(page: JobPage) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +15,17 @@ from trainmaster.cli._home import DATABASE_FILE, HomeOption, locate, open_home
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import sweep as sweeps
 from trainmaster.cli._jobs import workdir as uploads
+from trainmaster.cli._jobs.place import find_place
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import dry_run_text, target_option
 from trainmaster.core.config.sweep import Sweep, is_sweep, parse_sweep
-from trainmaster.core.errors import SpecError, TargetError, UsageError
+from trainmaster.core.errors import SpecError, TargetError, TrainmasterError, UsageError
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.documents import yaml_file
 
 if TYPE_CHECKING:
+    from trainmaster.api.jobs import Submitted
     from trainmaster.cli._jobs import Jobs
     from trainmaster.targets import Submission
 
@@ -100,18 +103,34 @@ def submit(
     if server is None:
         _plan(job, home)  # what the target refuses is refused before anything is uploaded
     with connect(home, server) as jobs:
-        job = uploads.send(jobs, job, folder, home=locate(home), server=server is not None)
+        job = uploads.send_checked(jobs, job, folder, key=key, home=locate(home), server=server is not None)
         made = jobs.submit(job, key=key)
         if json:
             _console.as_json(made)
         else:
-            _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
-            if made.note:
-                _console.note(_console.plain(made.note))
+            _print_made(made, follow=follow)
         if follow:
             raise typer.Exit(follow_to_end(jobs, made.id))
-        if not json and not jobs.is_driven():
-            _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+        if not json:
+            _print_place(jobs, made.id, job.project)
+
+
+def _print_made(made: Submitted, *, follow: bool) -> None:
+    _console.out.print(f"{'submitted' if made.new else 'found'} [bold]{made.name}[/] as {made.id}")
+    if not follow:
+        _console.note(f"see it with: trainmaster show {made.name}")
+    if made.note:
+        _console.note(_console.plain(made.note))
+
+
+def _print_place(jobs: Jobs, job_id: str, project: str) -> None:
+    """Where the job waits, or that nobody will start it."""
+    if not jobs.is_driven():
+        _console.note("no server works on this home folder yet; start one with: trainmaster serve")
+        return
+    with contextlib.suppress(TrainmasterError):  # the job is in, whatever an answer about the queue says
+        if place := find_place(jobs, job_id, project):
+            _console.note(f"it waits: place {place['place']}; {place['waits for']}")
 
 
 def _print_plan(job: JobSpec, home: Path | None, *, json: bool) -> None:
@@ -119,7 +138,7 @@ def _print_plan(job: JobSpec, home: Path | None, *, json: bool) -> None:
     if json:
         _console.as_json(dry_run_text.as_plain(job, plan, preview, word))
     else:
-        _console.out.out(dry_run_text.render(job, plan, word) + plan.render() + preview, end="")
+        _console.out.out(dry_run_text.render(job, plan, word, preview) + plan.render() + preview, end="")
 
 
 def _submit_set(

@@ -26,7 +26,9 @@ _FIRST = (Status.RUNNING, Status.CANCELLING, Status.PENDING)  # what is under wa
 
 def top(
     project: Annotated[str | None, typer.Option(help="Only this project.")] = None,
-    find: Annotated[str | None, typer.Option(help="Only with an id that begins so, or this in the name.")] = None,
+    find: Annotated[
+        str | None, typer.Option(help="Only with an id that begins so, or this in the job's or the submitter's name.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="Maximum number of jobs.")] = 30,
     every: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one table; as without a terminal.")] = False,
@@ -48,7 +50,7 @@ def top(
 
       trainmaster top --once
     """
-    with connect(home, server) as jobs:
+    with connect(home, server, reads=True) as jobs:
         view = _View(jobs, project=project, find=find, limit=limit)
         if json:
             view.look()

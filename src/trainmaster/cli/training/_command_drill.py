@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from trainmaster.cli._views.drill_report import Report
     from trainmaster.drill.record import Setup
 
+_UNDISTURBED = ("witness", "reference", "reference-2")  # in the folder of a drill, before anything is struck
+# Options of drill, which people write behind `--` too.
+_OWN = ("--strike", "--resume-command", "--workdir", "--link", "--out", "--json", "--processes", "--seed", "--command")
 _DOCUMENTS = (".yaml", ".yml", ".json")
 
 
@@ -97,6 +101,7 @@ def settle(setup: Setup, processes: int | None, seed: int) -> Setup:
 def run(setup: Setup, folder: Path, say: Callable[[str, int, int], None]) -> Report:
     """Drill it, in this folder. Interrupted, it tells what was found until then."""
     from trainmaster.cli._views import command_proof
+    from trainmaster.drill.attempt import DrillFailed
     from trainmaster.drill.record import Interrupted
     from trainmaster.drill.run import CommandDrill
 
@@ -104,7 +109,20 @@ def run(setup: Setup, folder: Path, say: Callable[[str, int, int], None]) -> Rep
         proof = CommandDrill(setup, folder, say).run()
     except Interrupted as interrupted:
         proof = interrupted.proof
+    except DrillFailed as failed:
+        words = [word for word in setup.spec.command or () if word.partition("=")[0] in _OWN]
+        mine = [word for word in words if word in str(failed)]
+        if not mine or not re.search("unrecogni[sz]ed|no such option|unknown", str(failed), re.IGNORECASE):
+            raise
+        raise DrillFailed(f"{failed}; {mine[0]} went to the program: options of drill stand before --") from None
     return command_proof.report(proof)
+
+
+def list_leftovers(out: Path) -> list[Path]:
+    """What a drill of a command left whose undisturbed run failed: nothing else is in the folder, and no report."""
+    found = sorted(out.iterdir()) if out.is_dir() else []
+    made = all(entry.name in _UNDISTURBED and entry.is_dir() and not entry.is_symlink() for entry in found)
+    return found if made and (out / "witness" / "trainmaster_witness.py").is_file() else []
 
 
 def list_strikes(names: Sequence[str], *, as_json: bool) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,8 +141,8 @@ def _run(plan: DrillPlan, folder: Path, say: Callable[[str, int, int], None]) ->
 
 
 def _refuse_full(out: Path | None) -> None:
-    if out is not None and out.exists() and any(out.iterdir()):
-        raise UsageError(f"--out {out}: not empty; name a new folder")
+    if out is not None and out.exists() and any(out.iterdir()) and not command_drill.list_leftovers(out):
+        raise UsageError(f"--out {out}: not empty; name a new folder, or remove it")
 
 
 def _prove(
@@ -197,6 +200,8 @@ def _interruptible() -> Iterator[None]:
 def _folder(out: Path | None) -> Iterator[Path]:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
+        for entry in command_drill.list_leftovers(out):
+            shutil.rmtree(entry)
         yield out
         return
     with tempfile.TemporaryDirectory(prefix="trainmaster-drill-", ignore_cleanup_errors=True) as folder:
@@ -243,3 +248,20 @@ def _show_plan(plan: DrillPlan) -> None:
         f"seed {plan.seed}; changed for the drill: {_console.plain('; '.join(plan.changes) or 'nothing')}[/]",
         soft_wrap=True,
     )
+
+
+def _name_option(word: str) -> str:
+    """The name of an option as click compares it. A word that is none of drill's is most often one of a command that
+    was written without `--`: click would only say that there is no such option."""
+    known = {name.replace("_", "-") for name in inspect.signature(drill).parameters} | {"json", "help", "n", "h"}
+    if word not in known:
+        close = difflib.get_close_matches(word, known, n=1)
+        meant = f"; did you mean --{close[0]}?" if close else "."
+        raise typer.BadParameter(
+            f"{'-' if len(word) == 1 else '--'}{word} is no option of drill{meant} For an option of your command put "
+            "-- before the command: trainmaster drill -- torchrun --nproc-per-node 2 train.py"
+        )
+    return word
+
+
+CONTEXT = {"token_normalize_func": _name_option}

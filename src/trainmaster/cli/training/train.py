@@ -23,6 +23,7 @@ from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError, UsageError
 from trainmaster.core.files import read_small
 from trainmaster.core.plan import (
+    ATTEMPT_VARIABLE,
     CHECKPOINTS_VARIABLE,
     EXIT_FILE,
     OWNER_VARIABLE,
@@ -89,7 +90,7 @@ def train(
         (folder / PLAN_FILE).write_text(plan.to_json())
         _console.err.print(f"[dim]logs and events in {folder}[/]", soft_wrap=True)
         with _passing_on(folder) as asked:
-            code = _run(folder, asked)
+            code = _run(folder, asked, mark=plan.mark)
         record = _read_record(folder)
         fruitless = 0 if record is not None and record.saved_since else fruitless + 1
         if asked or number == attempts or not _may_go_on(code, record, plan, fruitless):
@@ -165,13 +166,13 @@ def _plan(config: TrainConfig, processes: int) -> Plan:
     return Plan(attempt=attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints), work=str(Path.cwd()))
 
 
-def _run(folder: Path, asked: Sequence[int]) -> int:
+def _run(folder: Path, asked: Sequence[int], *, mark: str) -> int:
     """The agent in the foreground, with what rank 0 prints; its exit code. `asked` are the signals that came."""
     from trainmaster.node.owner import find_stopped, is_fork_server, name_process
 
     command = [sys.executable, "-m", "trainmaster.agent", str(folder / PLAN_FILE)]
     # Its own session: Ctrl-C reaches us alone, and the ranks hear of it once, from the agent.
-    environment = {**os.environ, OWNER_VARIABLE: name_process()}
+    environment = {**os.environ, OWNER_VARIABLE: name_process(), ATTEMPT_VARIABLE: mark}
     agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     log = folder / rank_log(0)
     with TrainView() as view:

@@ -175,5 +175,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	# HyperPod's own log agent judges our heartbeat lines in a test. Its package pins another torch, so it comes alone.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps hyperpod-elastic-agent==1.1.3
-	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib/python3.*/site-packages/torch || true
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || true
 	@touch $@ $(VENV)/.run

@@ -45,6 +45,10 @@ settings.load_profile("repeatable")
 # Every event that an agent or a trainer emits in any test, in this process or in another, is held to the catalogue.
 os.environ[CHECK_VARIABLE] = "1"
 
+# readline, which pytest imports, exports the size of a terminal to the workers: consoles would keep that width.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
 # Until the tests are collected nothing becomes garbage that is worth a search: `pytest_collection_finish` ends this.
 gc.disable()
 

@@ -23,6 +23,9 @@ mpirun                                                          openmpi-bin
 etcd                                                            etcd-server
 containerd                                                      containerd
 /usr/lib/cni/bridge                                             containernetworking-plugins
+go                                                              golang-go
+/usr/share/gocode/src/github.com/Masterminds/sprig              golang-github-masterminds-sprig-dev
+/usr/share/gocode/src/gopkg.in/yaml.v3                          golang-gopkg-yaml.v3-dev
 /usr/lib/postgresql/*/bin/initdb                                postgresql
 '
 

@@ -1,9 +1,8 @@
-"""The server in containers: the Helm chart as Helm renders it, the compose files, and the token that a secret holds."""
+"""The server in containers: the Helm chart as it is rendered, the compose files, and the token that a secret holds."""
 
 from __future__ import annotations
 
 import base64
-import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ import typer.main
 import yaml
 
 import trainmaster
-from deploy.charts import CHART, find_helm
+from deploy import charts
+from deploy.charts import CHART, ChartError
 from trainmaster.cli.main import build
 from trainmaster.cli.server.serve import _admit
 from trainmaster.core.errors import UsageError
@@ -23,16 +23,12 @@ from trainmaster.store.database import Database
 from trainmaster.web.auth import may_bind
 
 DEPLOY = CHART.parents[1]
-POSTGRES = ("--set", "database.existingSecret=pg")
+POSTGRES = {"database": {"existingSecret": "pg"}}
 
 
-def render(home: Path, *options: str) -> dict[str, Any]:
-    """What Helm makes of the chart, by kind; each is valid for the newest Kubernetes that is known."""
-    words = [find_helm(), "template", "demo", str(CHART), "--namespace", "ml", *options]
-    env = {"HOME": str(home), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr
-    parts = [part for part in yaml.safe_load_all(done.stdout) if part]
+def render(home: Path, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The parts of the chart by kind; each is valid for the newest Kubernetes that is known."""
+    parts = charts.render(values or {}, namespace="ml", home=home)
     for part in parts:
         kubernetes_validate.validate(part, kubernetes_validate.latest_version(), strict=True)
     return {part["kind"]: part for part in parts}
@@ -72,18 +68,19 @@ def test_the_chart_runs_without_rights_and_with_its_probes(tmp_path: Path) -> No
 
 @pytest.mark.spawns
 def test_the_chart_with_postgresql_an_ingress_and_more_servers(tmp_path: Path) -> None:
-    one = ("--set", "admin.existingSecret=mine,serviceAccountName=tm,storage=s3://b/p")
-    ingress = ("--set", "ingress.enabled=true,ingress.host=train.example.org,ingress.tlsSecret=tls")
-    parts = render(tmp_path, *POSTGRES, *one, *ingress, "--set", "replicas=2,volume.existingClaim=shared")
+    ingress = {"enabled": True, "host": "train.example.org", "tlsSecret": "tls"}
+    two = {"replicas": 2, "volume": {"existingClaim": "shared"}}
+    one = {"admin": {"existingSecret": "mine"}, "serviceAccountName": "tm", "storage": "s3://b/p"}
+    parts = render(tmp_path, {**POSTGRES, **one, **two, "ingress": ingress})
     assert set(parts) == {"Service", "StatefulSet", "Ingress"}
     spec = parts["StatefulSet"]["spec"]
     (server,) = spec["template"]["spec"]["containers"]
     (database,) = [entry for entry in server["env"] if entry["name"] == "TRAINMASTER_DATABASE"]
     assert database["valueFrom"]["secretKeyRef"] == {"name": "pg", "key": "url"}
     assert "--storage=s3://b/p" in server["args"] and spec["replicas"] == 2 and "volumeClaimTemplates" not in spec
-    for unfit in (("--set", "replicas=2"), (*POSTGRES, "--set", "replicas=2"), ("--set", "ingress.enabled=true")):
-        with pytest.raises(AssertionError, match=r"replicas: more than one needs PostgreSQL|ingress.host: the name"):
-            render(tmp_path, *unfit)
+    for unfit in ({"replicas": 2}, {**POSTGRES, "replicas": 2}, {"ingress": {"enabled": True}}):
+        with pytest.raises(ChartError, match=r"replicas: more than one needs PostgreSQL|ingress.host: the name"):
+            render(tmp_path, unfit)
 
 
 def test_the_compose_files_start_the_same_server() -> None:

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from sqlalchemy import func, select
+
 from trainmaster.control import submit as submitting
 from trainmaster.core.spec import parse_spec
-from trainmaster.store import events, jobs
+from trainmaster.store import jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
@@ -111,8 +113,11 @@ def _look(db: Database, verdict: Verdict, open_jobs: dict[str, tuple[Misbehaviou
 
 def _lag_s(db: Database, good: str) -> float:
     """Seconds since the last event of the job that behaves, which writes two a second."""
-    row = events.last_event(db, [good], phase="STEP").get(good)
-    return (datetime.now(UTC) - row.ts).total_seconds() if row is not None and row.ts is not None else 0.0
+    own = tables.events.c
+    with db.read() as conn:
+        newest = select(func.max(own.ts)).where(own.attempt.startswith(f"{good}."), own.phase == "STEP")
+        last = conn.execute(newest).scalar_one()
+    return (datetime.now(UTC) - last).total_seconds() if last is not None else 0.0
 
 
 def _check_service(db: Database, good: str, verdict: Verdict) -> None:

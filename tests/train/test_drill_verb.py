@@ -92,7 +92,7 @@ def test_interrupted_it_leaves_no_process_and_no_file(tmp_path: Path, temporary:
     drill.send_signal(number)
     told, errors = drill.communicate()
     assert drill.returncode == 130, errors
-    assert "interrupted: 0 of 4 kills" in told and "not run: the drill was interrupted" in told
+    assert "interrupted: 0 of 4 kills" in told and "not judged: the drill was interrupted" in told
     assert not list(temporary.glob("trainmaster-*"))
     memory = Path(plan["spec"]["train"]["checkpoint"]["memory"]["folder"]).parent
     assert memory.name.startswith("trainmaster-drill-")

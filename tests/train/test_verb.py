@@ -158,7 +158,7 @@ def test_only_a_second_ctrl_c_ends_a_save(
     asked = [signal.SIGINT, signal.SIGINT]  # before anything was said: a key that was held for too long
     more = threading.Timer(0.7, asked.append, [again])
     more.start()
-    code = verb._run(tmp_path, asked)
+    code = verb._run(tmp_path, asked, mark="verb.1")
     more.join()
     assert code == (-signal.SIGKILL if again is signal.SIGINT else 0)
     assert capsys.readouterr().err.count("Ctrl-C again ends it at once") == 1

@@ -144,6 +144,7 @@ def test_nodes_and_gpus_are_found_without_reading_every_check(sqlite_db: Databas
         nodes.list_newest_checks(conn)
         nodes.list_node_checks(conn, "node-17")
         nodes.list_gpu_checks(conn, "1652000000001")
+        nodes.list_measured(conn)
     search.find_nodes(sqlite_db, "node", project=None, limit=20)
     search.find_devices(sqlite_db, "1652000000001", project=None, limit=20)
     nodes.list_nodes(sqlite_db)
@@ -151,6 +152,7 @@ def test_nodes_and_gpus_are_found_without_reading_every_check(sqlite_db: Databas
     # Of a search by name two: the first name, and the next one behind each.
     assert sum("COVERING INDEX ix_check_results_node_attempt_id" in plan for plan in plans) == 5
     assert sum("ix_check_results_telling" in plan for plan in plans) == 2
+    assert sum("USING INDEX ix_check_results_bad" in plan for plan in plans) == 1
     assert [plan for plan in plans if "SCAN" in plan and "INDEX" not in plan] == []
 
 

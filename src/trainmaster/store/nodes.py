@@ -174,7 +174,7 @@ def list_measured(
     """
     c, a, own = t.check_results.c, t.attempts.c, _of_project(project)
     bad = (Verdict.FAIL.value, Verdict.WARN.value)
-    once = select(c.node, c.check, func.max(c.id)).where(t.TELLING, c.verdict.in_(bad), *own).group_by(c.node, c.check)
+    once = select(c.node, c.check, func.max(c.id)).where(t.BAD, *own).group_by(c.node, c.check)
     pairs = {**dict.fromkeys(besides, 0), **{(row[0], row[1]): row[2] for row in conn.execute(once)}}
     newest: list[int] = []
     for nodes in _chunks(sorted({node for node, _ in pairs})):

@@ -246,6 +246,8 @@ evals = Table(
 
 # Results whose findings a search reads: they say who a GPU is, or what is wrong. Nine of ten say neither.
 TELLING = text("(\"check\" = 'gpu_model' OR verdict NOT IN ('pass', 'skip'))")
+# Results that stand against a node until the same check is measured again: hardly any, and each page of nodes asks.
+BAD = text("verdict IN ('fail', 'warn')")
 
 check_results = Table(
     "check_results",
@@ -261,6 +263,7 @@ check_results = Table(
     UniqueConstraint("attempt", "node", "check"),
     Index(None, "node", "attempt", "id"),  # which attempts looked at a node, newest first, without their findings
     Index("ix_check_results_telling", "id", sqlite_where=TELLING, postgresql_where=TELLING),
+    Index("ix_check_results_bad", "node", "check", "id", sqlite_where=BAD, postgresql_where=BAD),
 )
 
 artifacts = Table(

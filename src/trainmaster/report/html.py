@@ -5,11 +5,15 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2.runtime import Context
+from markupsafe import Markup, escape
 
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean
@@ -17,6 +21,7 @@ from trainmaster.core.money.cost import dollars, price_words, submitter
 from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent
+_SPECIAL = re.compile("[&<>'\"]")
 
 
 def render_html(page: JobPage) -> str:
@@ -57,6 +62,7 @@ def environment() -> Environment:
         # A page of a log includes a template for each of its lines, and each would ask for the time of a file.
         auto_reload=False,
     )
+    env.template_class = _Whole
     env.globals.update(dollars=dollars, price_words=price_words, submitter=submitter)
     env.globals.update(
         {name: getattr(formats, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
@@ -74,6 +80,39 @@ def environment() -> Environment:
         verdict_tones=phrases.VERDICT_TONES,
     )
     return env
+
+
+class _Whole(Template):
+    """A template of which a block or an include is one text: Jinja hands each of its pieces through all around it.
+
+    A text without a character to escape is printed as it is: to make it `Markup` first takes longer than to look.
+    """
+
+    @classmethod
+    def from_code(
+        cls,
+        environment: Environment,
+        code: CodeType,
+        globals: MutableMapping[str, Any],  # noqa: A002 (Jinja's name)
+        uptodate: Callable[[], bool] | None = None,
+    ) -> Template:
+        """The template of compiled code."""
+        made = super().from_code(environment, code, globals, uptodate)
+        made.root_render_func.__globals__["escape"] = _escape
+        made.root_render_func = _join(made.root_render_func)
+        made.blocks = {name: _join(block) for name, block in made.blocks.items()}
+        return made
+
+
+def _join(render: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:
+    def whole(context: Context) -> Iterator[str]:
+        yield "".join(render(context))
+
+    return whole
+
+
+def _escape(value: object) -> str:
+    return value if type(value) is str and _SPECIAL.search(value) is None else escape(value)
 
 
 def _clean(value: object) -> object:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainmaster import targets
 from trainmaster.api.queue import DeviceLine, MachineLine, MachinesPage, MachineUse
@@ -82,11 +82,15 @@ def read(
     machines: dict[tuple[str, str], list[DeviceRow]] = {key: [] for key in closed}
     for row in rows:
         machines.setdefault((row.place, row.machine), []).append(row)
+    owned = {
+        attempt: _owner(attempt, holders.get(attempt or ""), project, prices)
+        for attempt in {row.attempt for row in rows}
+    }
     lines = [
         MachineLine(
             target=_target(place, project),
             machine=machine,
-            devices=tuple(_device(row, holders.get(row.attempt or ""), project, prices) for row in some),
+            devices=tuple(_device(row, owned[row.attempt]) for row in some),
             seen_at=max((row.seen_at for row in some), default=None),
             verdict=checked[machine][0] if machine in checked else None,
             checked_at=checked[machine][1] if machine in checked else None,
@@ -153,21 +157,39 @@ def _target(place: str, project: str | None) -> str:
     return word if project is None else word.partition(":")[0]
 
 
-def _device(row: DeviceRow, holder: Holder | None, project: str | None, prices: Mapping[str, Price]) -> DeviceLine:
-    shown = holder is not None and project in (None, holder.project)
-    used = row.used if row.attempt is None else None
-    if row.attempt is not None and not shown:
-        used = "a job of another project" if holder is not None else f"attempt {row.attempt}, of which no row is left"
-    by, cents = prices.get(holder.job_id, _NO_PRICE) if holder is not None and shown else _NO_PRICE
+class _Owner(NamedTuple):
+    """What a device says of the job that has it: once for all of an attempt's, a thousand of a page."""
+
+    job_id: str | None
+    job: str | None
+    project: str | None
+    used: str | None
+    price: Price
+
+
+_NOBODY = _Owner(None, None, None, None, _NO_PRICE)
+
+
+def _owner(attempt: str | None, holder: Holder | None, project: str | None, prices: Mapping[str, Price]) -> _Owner:
+    if attempt is None:
+        return _NOBODY
+    if holder is None:
+        return _NOBODY._replace(used=f"attempt {attempt}, of which no row is left")
+    if project not in (None, holder.project):
+        return _NOBODY._replace(used="a job of another project")
+    return _Owner(holder.job_id, holder.name, holder.project, None, prices.get(holder.job_id, _NO_PRICE))
+
+
+def _device(row: DeviceRow, owner: _Owner) -> DeviceLine:
     return DeviceLine(
         device=row.device,
         kind=row.kind,
         model=row.model,
-        job_id=holder.job_id if holder is not None and shown else None,
-        job=holder.name if holder is not None and shown else None,
-        project=holder.project if holder is not None and shown else None,
+        job_id=owner.job_id,
+        job=owner.job,
+        project=owner.project,
         since=row.since,
-        used=used,
-        submitted_by=by,
-        price_cents_per_hour=cents,
+        used=row.used if row.attempt is None else owner.used,
+        submitted_by=owner.price.submitted_by,
+        price_cents_per_hour=owner.price.cents_per_hour,
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import socket
 from collections.abc import Collection
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
 from trainmaster.api.queue import ProjectShare, QueueLine, QueuePage
 from trainmaster.core.config.queue import PRIORITIES
-from trainmaster.pages.cost import list_prices
+from trainmaster.pages.cost import Price, list_prices
 from trainmaster.queueing.words import NEAREST, say_before
 from trainmaster.store.capacity import after, devices, order, queue
 from trainmaster.store.capacity.order import Order
@@ -47,23 +46,15 @@ def read(
         reasons = after.list_reasons(db, [job for job in shown if job not in places])
         shares = devices.list_shares(db)
         prices = list_prices(db, [*rows, *(row.id for row in pending)])
-    lines = [_line(rows[job], places.get(job), ids, reasons.get(job)) for job in shown if job in rows]
-    lines += [_line(row, None, ids) for row in pending]
-    named = (
-        replace(
-            line,
-            submitted_by=prices[line.job_id].submitted_by,
-            price_cents_per_hour=prices[line.job_id].cents_per_hour,
-        )
-        for line in lines
-    )
+    lines = [_line(rows[job], prices[job], places.get(job), ids, reasons.get(job)) for job in shown if job in rows]
+    lines += [_line(row, prices[row.id], None, ids) for row in pending]
     stated = (
         ProjectShare(project=name, weight=share.weight, quota=share.quota)
         for name, share in sorted(shares.items())
         if project is None or name == project
     )
     return QueuePage(
-        jobs=tuple(named), total=own + elsewhere, limit=limit, offset=offset, shares=tuple(stated), made_at=now
+        jobs=tuple(lines), total=own + elsewhere, limit=limit, offset=offset, shares=tuple(stated), made_at=now
     )
 
 
@@ -117,7 +108,9 @@ def _list_before(place: _Place, ids: Collection[str]) -> tuple[str, ...]:
     return tuple(job for job, position, *_ in reversed(ahead) if position and job in ids)
 
 
-def _line(row: WaitingRow, place: _Place | None, ids: Collection[str], held: str | None = None) -> QueueLine:
+def _line(
+    row: WaitingRow, price: Price, place: _Place | None, ids: Collection[str], held: str | None = None
+) -> QueueLine:
     position, start_s, before = None, None, tuple[str, ...]()
     reason = held or row.message or (_STARTS if row.lease_token else _NOT_DRIVEN)
     if place is not None:
@@ -137,4 +130,6 @@ def _line(row: WaitingRow, place: _Place | None, ids: Collection[str], held: str
         reason=reason,
         before=before,
         expected_at=datetime.fromtimestamp(start_s, UTC) if start_s is not None else None,
+        submitted_by=price.submitted_by,
+        price_cents_per_hour=price.cents_per_hour,
     )

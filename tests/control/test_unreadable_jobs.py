@@ -96,18 +96,18 @@ def test_its_people_are_told_once_and_a_queued_one_is_cancelled(kind: str, db: D
         wait(lambda: head(waits).message == unreadable.QUEUED)
         for job in (runs, waits):
             assert submitting.request_cancel(db, job.id)
-        wait(lambda: head(waits).status == Status.CANCELLED and head(runs).message == unreadable.NOT_STOPPED)
-    assert "cannot be read" in head(waits).message and not head(runs).final, "it does not pretend to have stopped it"
+        wait(lambda: all(head(job).status == Status.CANCELLED for job in (waits, runs)))
+    assert "cannot be read" in head(waits).message and not target.holds, "what ran is stopped and given back"
     with db.read() as conn:
         news = conn.execute(select(t.outbox.c.job_id, t.outbox.c.topic).order_by(t.outbox.c.id)).all()
         moves = conn.execute(select(t.transitions.c.job_id).where(t.transitions.c.status == "cancelled")).all()
     told = [(each.job_id, each.topic) for each in news if each.topic in ("job.stalled", "job.cancelled")]
-    # Of the one that runs once before its cancel, where a step came in between, and once after.
-    assert told.count((runs.id, "job.stalled")) in (1, 2)
+    # Of the one that runs not at all where its cancel came before a step.
+    assert told.count((runs.id, "job.stalled")) in (0, 1) and told.count((runs.id, "job.cancelled")) == 1
     assert sorted(each for each in told if each[0] == waits.id) == [
         (waits.id, "job.cancelled"), (waits.id, "job.stalled"),
     ]  # fmt: skip
-    assert moves == [(waits.id,)]
+    assert sorted(moves) == sorted([(waits.id,), (runs.id,)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

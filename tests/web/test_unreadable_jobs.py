@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from control.test_unreadable_jobs import KINDS, SECRET, spoil
 from pages import samples
+from trainmaster.cli._jobs.home import HomeJobs
 from trainmaster.core import schema
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Status
@@ -98,3 +100,28 @@ def test_its_own_project_cancels_it(kind: str, client: TestClient, db: Database)
     job.finish(Status.CANCELLED)
     over = client.post(path, headers=own)
     assert over.status_code == 400 and "already cancelled" in over.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_own_project_deletes_it_once_it_is_over(kind: str, client: TestClient, db: Database) -> None:
+    own, other = issue(db, "own", Role.USER, "lab"), issue(db, "other", Role.USER, "other")
+    job = samples.Story(db, samples.spec(project="lab"))
+    spoil(db, job.id, kind)
+    path = f"{JOBS}/{job.id}"
+    assert [client.delete(path, headers=who).status_code for who in (other, own)] == [404, 409]
+    job.finish(Status.CANCELLED)
+    assert [client.delete(path, headers=who).status_code for who in (other, own, own)] == [404, 204, 404]
+    assert find_head(db, job.id) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_on_its_home_folder_cancels_it(kind: str, db: Database, tmp_path: Path) -> None:
+    job = samples.Story(db, samples.spec(project="lab"))
+    spoil(db, job.id, kind)
+    home = HomeJobs(tmp_path, db)
+    assert home.find(job.id[:8]) == home.find(samples.spec().name) == job.id
+    asked = home.cancel(job.id)
+    assert (asked.id, asked.status, asked.spec) == (job.id, "cancelling", {})
+    assert home.line(job.id).final is False
+    job.finish(Status.CANCELLED)
+    assert home.line(job.id).final

@@ -33,6 +33,7 @@ from trainmaster.core.states import Reason
 from trainmaster.store import attempts, costs
 from trainmaster.store.costs import BudgetRow
 from trainmaster.store.database import Connection, Database
+from trainmaster.store.heads import JobHead
 from trainmaster.store.outbox import is_known
 from trainmaster.store.rows import JobRow
 from trainmaster.store.spending import Spending, list_spending
@@ -100,7 +101,7 @@ def note_uncounted(db: Database, job: JobRow) -> str | None:
     )
 
 
-def counts(db: Database, job: JobRow) -> bool:
+def counts(db: Database, job: JobRow | JobHead) -> bool:
     """Whether a job has cost something, or nobody knows what, in a project with a budget."""
     with db.read() as conn:
         if not costs.list_budgets(conn, project=job.project):

@@ -24,11 +24,12 @@ from typing import Any, TypeVar
 from trainmaster.control import failpoints, project_yaml, quotas
 from trainmaster.control.context import Context
 from trainmaster.control.project_yaml import PROJECT_FILE, prefix
-from trainmaster.core.errors import TargetError, Unreachable, UsageError
+from trainmaster.core.errors import JobUnreadable, TargetError, Unreachable, UsageError
 from trainmaster.core.plan import EVENTS_FILE, OUTPUTS_FOLDER, split_node_file
 from trainmaster.storage import Store, transfer
 from trainmaster.store import artifacts, attempts, jobs
 from trainmaster.store.rows import ArtifactRow, AttemptRow, JobRow
+from trainmaster.store.stand_ins import find_stand_in
 from trainmaster.targets import FileSize, Handle, ReadsMany
 
 _PART_BYTES = 200  # of one part of a path; file systems hold 255
@@ -232,7 +233,11 @@ class _Patience:
             raise TargetError("the job was cancelled, or reached a cap on its cost, before it was stored")
 
     def _read(self) -> tuple[JobRow | None, AttemptRow]:
-        job = jobs.find_job(self._context.db, self._job.id)
+        try:
+            job = jobs.find_job(self._context.db, self._job.id)
+        except JobUnreadable:
+            found = find_stand_in(self._context.db, self._job.id)
+            job = found[0] if found is not None else None
         rows = attempts.list_attempts(self._context.db, self._job.id)
         return job, next((row for row in rows if row.id == self._attempt.id), self._attempt)
 

@@ -24,6 +24,7 @@ from trainmaster.core.files import DRAFT_PREFIX
 from trainmaster.storage import Store
 from trainmaster.store import attempts, audit, jobs, projection
 from trainmaster.store.database import Database
+from trainmaster.store.heads import find_head
 from trainmaster.store.migrate import open_database
 from trainmaster.store.rows import log_once
 
@@ -98,11 +99,14 @@ def restore(source: Path, home: Path) -> list[str]:
 
 
 def delete_job(db: Database, storage: Store, home: Path, job_id: str, *, by: str) -> None:
-    """Delete a final job: its stored objects, its folder, then its rows. May be repeated after an interruption."""
-    job = jobs.find_job(db, job_id)
+    """Delete a final job: its stored objects, its folder, then its rows. May be repeated after an interruption.
+
+    Its spec is not asked for: one that cannot be read would keep the job for ever.
+    """
+    job = find_head(db, job_id)
     if job is None:
         raise JobMissing(f"there is no job {job_id}; `trainmaster jobs` lists them")
-    if not job.status.final:
+    if not job.final:
         raise JobOpen(f"job {job_id} is {job.status}; cancel it and wait for its end before you delete it")
     if (later := jobs.find_resumed(db, job_id)) is not None:
         raise JobOpen(f"job {later} goes on with the checkpoints of {job_id}; delete that one first")
@@ -161,6 +165,7 @@ def _sweep(db: Database, home: Path, storage: Store) -> None:
         return
     for job_id in jobs.list_ended(db, before=datetime.now(UTC) - timedelta(days=days)):
         try:
+            jobs.find_job(db, job_id)  # nobody asked for it: what cannot be read may be wanted where it can be
             delete_job(db, storage, home, job_id, by="control")
             log.info("job %s deleted: it ended more than %g days ago", job_id, days)
         except JobOpen:

@@ -40,7 +40,7 @@ from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs, leases
 from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
-from trainmaster.store.rows import JobRow, log_once
+from trainmaster.store.rows import AttemptRow, JobRow, log_once
 from trainmaster.targets import Target
 
 _AHEAD_S = 60.0  # between two looks for schedules that wait for a time too far ahead
@@ -253,7 +253,7 @@ async def _work(
         begun[job_id] = time.monotonic()
         try:
             while True:
-                job, attempt = await context.reads.find(context.db, job_id)
+                job, attempt = await _find(context, job_id)
                 if job is None or job.stage is None or (seen, job.stage) == (Stage.CHECKING, Stage.RUNNING):
                     break  # of a job that has just begun nothing is wanted before the next tick
                 if not await handle_stage(context, job, attempt):
@@ -269,9 +269,6 @@ async def _work(
                 )
         except LeaseLost:
             log.info("job %s is another reconciler's now", job_id)
-        except JobUnreadable as error:
-            log_once(error)
-            await unreadable.tell(context, job_id)
         except Exception as error:
             if isinstance(error, TrainmasterError):  # a target that cannot be asked is daily life
                 log.warning("job %s: %s", job_id, error)
@@ -281,6 +278,18 @@ async def _work(
                 await _rest(context, job, error, tick_s=tick_s)
         finally:
             begun.pop(job_id, None)
+
+
+async def _find(context: Context, job_id: str) -> tuple[JobRow | None, AttemptRow | None]:
+    """A job and its last attempt; None where there is none, or where nothing is done because it cannot be read."""
+    try:
+        return await context.reads.find(context.db, job_id)
+    except JobUnreadable as error:
+        log_once(error)
+        if (found := await unreadable.find_to_end(context, job_id)) is not None:
+            return found
+        await unreadable.tell(context, job_id)
+        return None, None
 
 
 async def _rest(context: Context, job: JobRow, error: Exception, *, tick_s: float) -> None:

@@ -20,6 +20,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
 from trainmaster.store.capacity import after
 from trainmaster.store.database import Connection, Database
+from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Rents, Target
 
@@ -201,17 +202,25 @@ def _may_have_saved(db: Database, earlier: JobRow, first: str) -> bool:
     return record is None or record.saved is not False
 
 
-def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow:
-    """Ask a job to save and stop. It is cancelled once the reconciler has seen it end."""
+def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow | JobHead:
+    """Ask a job to save and stop. It is cancelled once the reconciler has seen it end.
+
+    Its spec need not be readable.
+    """
     accepted = request_cancel(db, job_id, by=by)
-    job = _known(db, job_id)
+    try:
+        job: JobRow | JobHead = _known(db, job_id)
+    except JobUnreadable:
+        if (head := find_head(db, job_id)) is None:
+            raise
+        job = head
     if not accepted:
         raise JobFinal(f"job {job_id} is already {job.status}; there is nothing to cancel")
     return job
 
 
 def request_cancel(db: Database, job_id: str, *, by: str = LOCAL) -> bool:
-    """The same without reading its spec; False if it is final or unknown."""
+    """The same without reading the job; False if it is final or unknown."""
     with db.write() as conn:
         accepted = jobs.request_cancel(conn, job_id, at=datetime.now(UTC))
         if accepted:

@@ -228,10 +228,6 @@ def need_trust(request: Request, who: Caller, spec: JobSpec) -> None:
 def cancel(db: Database, job: JobRow | JobHead, who: Caller) -> JobRow | JobHead:
     """Request the cancellation of a job; Refused if it has ended."""
     try:
-        if isinstance(job, JobHead):
-            if not submitting.request_cancel(db, job.id, by=who.name):
-                raise JobFinal(f"job {job.id} is already {job.status}; there is nothing to cancel")
-            return find_head(db, job.id) or job
         return submitting.cancel(db, job.id, by=who.name)
     except JobMissing:
         raise not_found(job.id) from None

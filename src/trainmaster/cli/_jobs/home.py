@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli import _console
 from trainmaster.cli._jobs.home_queue import HomeQueue
-from trainmaster.core.errors import UsageError
+from trainmaster.core.errors import JobUnreadable, UsageError
 from trainmaster.core.secret.shapes import recognise
 
 if TYPE_CHECKING:
@@ -47,17 +47,17 @@ class HomeJobs(HomeQueue):
         self.home, self.db, self._storage = home, db, storage
 
     def find(self, word: str) -> str:
-        from trainmaster.store import jobs
+        from trainmaster.store import heads
 
-        rows = jobs.search_jobs(self.db, word) if word else []  # every id begins with nothing: cancel "$UNSET"
+        rows = heads.search_heads(self.db, word) if word else []  # every id begins with nothing: cancel "$UNSET"
         if not rows:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
-        if len(rows) > 1 and rows[0].name != word:
-            ids = ", ".join(row.id[:13] for row in rows[:5])
+        if len(rows) > 1 and rows[0][1] != word:
+            ids = ", ".join(job_id[:13] for job_id, _ in rows[:5])
             raise UsageError(f"{word!r} is the beginning of {len(rows)} ids ({ids} …); write more of the id")
-        if (many := sum(row.name == word for row in rows)) > 1:
-            _console.note_newest(word, rows[0].id, many)
-        return rows[0].id
+        if (many := sum(name == word for _, name in rows)) > 1:
+            _console.note_newest(word, rows[0][0], many)
+        return rows[0][0]
 
     def list(
         self,
@@ -86,8 +86,15 @@ class HomeJobs(HomeQueue):
 
     def line(self, job_id: str) -> JobLine:
         from trainmaster.pages import jobs
+        from trainmaster.pages.parts import shapes
+        from trainmaster.store.heads import find_head
 
-        return jobs.line(self.db, self._row(job_id))
+        try:
+            return jobs.line(self.db, self._row(job_id))
+        except JobUnreadable:
+            if (head := find_head(self.db, job_id)) is None:
+                raise
+            return shapes.line_without_spec(head)
 
     def curve(self, job_id: str, *, points: int) -> RunCurve:
         from trainmaster.pages import compare

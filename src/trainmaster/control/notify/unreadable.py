@@ -1,6 +1,7 @@
-"""What is done for an open job whose stored spec cannot be read: its people are told once, and a queued one is ended.
+"""What is done for an open job whose stored spec cannot be read: its people are told once, and it is ended if it must.
 
-Of an attempt nothing is done: how long it may save, what is kept of it and what it gives back are in the spec.
+A queued one that was cancelled ends here. An attempt that was asked to stop, or that is over, goes on to its end as
+that of any job: the target is reached by the handle, which is in the attempt's row. One that runs is left to run.
 """
 
 from __future__ import annotations
@@ -9,21 +10,33 @@ import asyncio
 import logging
 
 from trainmaster.control.context import Context, LeaseLost, log_failure
+from trainmaster.control.deadlines import find_stop_request
 from trainmaster.control.notify.job_news import put_job_news
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.store import jobs
 from trainmaster.store.database import Connection
 from trainmaster.store.heads import JobHead, find_head
+from trainmaster.store.rows import AttemptRow, JobRow
+from trainmaster.store.stand_ins import find_stand_in
 
 _WHY = "its stored spec cannot be read by this version of Trainmaster"
 QUEUED = f"{_WHY}, so it does not start; start the version that stored it, or cancel it and submit it again"
-BEGUN = f"{_WHY}: what it runs goes on, and is neither stopped, kept nor given back; start the version that stored it"
+BEGUN = f"{_WHY}: what it runs goes on, and nothing of it is kept; start the version that stored it, or cancel it"
 NOT_STOPPED = (
-    f"cancel requested, and what it runs is not stopped: {_WHY}; start the version that stored it, or end its processes"
-    " at its target"
+    "cancel requested, and what it runs is not stopped: neither its stored spec nor its attempt can be read by this"
+    " version of Trainmaster; start the version that stored it, or end its processes at its target"
 )
 
 log = logging.getLogger(__name__)
+
+
+async def find_to_end(context: Context, job_id: str) -> tuple[JobRow, AttemptRow] | None:
+    """The job and its attempt where that is to be ended, or kept and given back; None where it may go on."""
+    found = await asyncio.to_thread(find_stand_in, context.db, job_id)
+    if found is None or found[0].stage is Stage.QUEUED:
+        return None
+    over = found[0].stage in (Stage.COLLECTING, Stage.RELEASING)
+    return found if over or find_stop_request(*found) is not None else None
 
 
 async def tell(context: Context, job_id: str) -> None:

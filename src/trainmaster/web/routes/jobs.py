@@ -10,7 +10,6 @@ from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from trainmaster.api.codec import fill
 from trainmaster.api.jobs import Attempts, Created, Job, JobPage, JobsPage, Transitions
 from trainmaster.api.webhooks import Deliveries
 from trainmaster.control import budget, maintain
@@ -21,7 +20,6 @@ from trainmaster.core.spec import DEFAULT_PROJECT, JobSpec, parse_spec
 from trainmaster.pages import attempts, deliveries, sets, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
-from trainmaster.store.heads import JobHead
 from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import Caller, need
@@ -129,22 +127,14 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
 @router.post("/{uuid}/cancel", response_model=Job)
 def cancel_job(job: dependencies.JobOrHead, db: dependencies.Db, who: dependencies.User) -> Response:
     """Request that a job saves and stops. 400 if it has ended."""
-    row = dependencies.cancel(db, job, who)
-    return reply(shapes.job(row) if isinstance(row, JobRow) else _without_spec(row))
-
-
-def _without_spec(head: JobHead) -> Job:
-    """A job whose stored spec cannot be read."""
-    unread: dict[str, Any] = dict.fromkeys(
-        ("project_started_at", "time_taken", "training_config", "heard_at", "stalled_at")
-    )
-    return fill(Job, head, spec={}, uuid=head.id, project_id=head.project, completed_at=head.ended_at, **unread)
+    return reply(shapes.job(dependencies.cancel(db, job, who)))
 
 
 @router.delete("/{uuid}", status_code=204, response_class=Response)
 def delete_job(
-    request: Request, job: dependencies.Job, db: dependencies.Db, storage: dependencies.Storage, who: dependencies.User
-) -> Response:
+    request: Request, job: dependencies.JobOrHead, db: dependencies.Db, storage: dependencies.Storage,
+    who: dependencies.User,
+) -> Response:  # fmt: skip
     """Delete an ended job with its events, logs, files and checkpoints. 409 while it runs, or a later job needs it.
 
     The cost of a deleted job counts in no budget: where the project has one, only an admin deletes what has cost.

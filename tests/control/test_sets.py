@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -170,6 +171,48 @@ def test_the_result_of_a_set_that_is_over_is_not_rewritten(db: Database, ended: 
         assert page is not None and page.set.status is ended
         with pytest.raises(JobFinal, match=f"set {row.id} is already {ended}; there is nothing to cancel"):
             sets.cancel(db, row.id)
+
+
+@pytest.mark.both_databases
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_set_that_ends_in_the_moment_of_its_cancel_keeps_its_result(
+    db: Database, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last run ends when the cancel was read and is not written; `beside`: in a transaction that is still open."""
+    row = sets.submit_set(db, parse_sweep({**DOCUMENT, "parallel": 6}))
+    sets.advance(db)
+    *others, last = open_jobs(db, row.id)
+    for job_id in others:
+        end(db, job_id)
+    begun, told = threading.Event(), list[BaseException]()
+
+    def reach(place: str, _detail: object) -> None:
+        if place == "commit set cancel: before":
+            begun.set()
+            if not beside:
+                end(db, last)
+
+    def cancel() -> None:
+        try:
+            sets.cancel(db, row.id)
+        except JobFinal as refused:
+            told.append(refused)
+
+    monkeypatch.setattr(failpoints, "_reach", reach)
+    thread = threading.Thread(target=cancel)
+    if beside:
+        with db.write() as conn:
+            jobs.finish(conn, last, seen=Stage.QUEUED, status=Status.COMPLETED, at=datetime.now(UTC))
+            thread.start()
+            assert begun.wait(30)
+            thread.join(0.5)  # it waits for the end of this transaction, or has cancelled what is over
+    else:
+        thread.start()
+    thread.join(30)
+    page = pages.read_one(db, row.id)
+    assert page is not None and page.set.status is Status.COMPLETED
+    assert [str(each) for each in told] == [f"set {row.id} is already completed; there is nothing to cancel"]
+    assert "set.cancel" not in [entry.action for entry in audit.list_audit(db)]
 
 
 def test_a_trial_that_cannot_begin_says_why_and_begins_when_it_can(

@@ -119,31 +119,20 @@ def _advance(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
 
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
     """No further trial begins, and those that are open are asked to save and stop. JobFinal where the set is over."""
-    _refuse_over(db, set_id)
     with failpoints.around("commit set cancel"), db.write() as conn:
-        schedules.end(conn, set_id)
-        sets.request_cancel(conn, set_id, at=datetime.now(UTC))
-        audit.record(conn, who=by, action="set.cancel", subject=f"set:{set_id}")
+        # With the state that is seen: of a set that ended since, the result would be rewritten.
+        if accepted := sets.may_cancel(conn, set_id):
+            schedules.end(conn, set_id)
+            sets.request_cancel(conn, set_id, at=datetime.now(UTC))
+            audit.record(conn, who=by, action="set.cancel", subject=f"set:{set_id}")
     row = sets.find_set(db, set_id)
     assert row is not None
+    if not accepted:
+        result = _find_result(row, sets.list_trials(db, set_id), searches.find_search(db, set_id) is not None)
+        raise JobFinal(f"set {set_id} is already {result}; there is nothing to cancel")
     _cancel_jobs(db, sets.list_trials(db, set_id))
     if searches.find_search(db, set_id) is None:  # the ends of a search's trials are still to be recorded
         _end(db, row)
-
-
-def _refuse_over(db: Database, set_id: str) -> None:
-    """JobFinal where nothing is left to cancel: the result that the set has would be rewritten."""
-    row, trials = sets.find_set(db, set_id), sets.list_trials(db, set_id)
-    if row is None or any(trial.open for trial in trials):
-        return
-    searched = searches.find_search(db, set_id) is not None
-    if row.cancel_at is None and schedules.list_schedules(db, [set_id]):
-        return  # its next time comes
-    # A set is marked at the pass that begins its last trial, a search at the one that has recorded the last end.
-    begun = not searched and all(trial.job_id is not None for trial in trials)
-    if not begun and any(unfinished.id == set_id for unfinished in sets.list_unfinished(db)):
-        return
-    raise JobFinal(f"set {set_id} is already {_find_result(row, trials, searched)}; there is nothing to cancel")
 
 
 def _find_result(row: SetRow, trials: Sequence[TrialRow], searched: bool) -> Status:

@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, Select, func, insert, select, update
 
 from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.schema import build, to_plain
@@ -202,6 +202,32 @@ def take_trial(conn: Connection, set_id: str, number: int, job_id: str) -> bool:
 def is_cancelled(conn: Connection, set_id: str) -> bool:
     """Waits for a cancel that is being written; one that comes later waits for us."""
     return conn.execute(select(_SETS.cancel_at).where(_SETS.id == set_id).with_for_update()).scalar_one() is not None
+
+
+def may_cancel(conn: Connection, set_id: str) -> bool:
+    """Whether something is left to begin or to stop; it stays so until this transaction ends.
+
+    The set is locked, and one of its open jobs: neither the last end of a trial nor the mark of the last pass comes
+    between the answer and the cancel. One job, so that two who lock many in another order cannot wait for each other.
+    """
+    row = conn.execute(select(_SETS.cancel_at, _SETS.over).where(_SETS.id == set_id).with_for_update()).first()
+    if row is None:
+        return False
+    mine, job = _TRIALS.set_id == set_id, t.jobs.c
+    going = select(job.id).join(t.set_trials, _TRIALS.job_id == job.id).where(mine, job.stage.is_not(None))
+    if conn.execute(going.limit(1).with_for_update(of=t.jobs)).first() is not None:
+        return True
+    if row.cancel_at is None and _has(conn, select(t.schedules.c.set_id).where(t.schedules.c.set_id == set_id)):
+        return True  # its next time comes
+    # A set is marked at the pass that begins its last trial, a search at the one that has recorded the last end.
+    if row.over:
+        return False
+    searched = _has(conn, select(t.searches.c.set_id).where(t.searches.c.set_id == set_id))
+    return searched or _has(conn, select(_TRIALS.number).where(mine, _TRIALS.job_id.is_(None)))
+
+
+def _has(conn: Connection, query: Select[Any]) -> bool:
+    return conn.execute(query.limit(1)).first() is not None
 
 
 def request_cancel(conn: Connection, set_id: str, *, at: datetime) -> None:

@@ -176,6 +176,25 @@ def test_nothing_is_kept_free_for_it_however_far_behind_it_waits(ahead: int, db:
     assert _decide(db, "p")[0] == {good}
 
 
+@pytest.mark.parametrize("ahead", [0, 12])
+def test_none_of_its_project_waits_for_its_quota_behind_it(ahead: int, db: Database) -> None:
+    """It needs two devices and its project may have one more; the next job needs one. Others are before both."""
+    holder = _queue(db, "lab")
+    with db.write() as conn:
+        devices.record(conn, "p", "gpu", [Device(id=f"g{n}", machine="m") for n in range(3)], at=NOW)
+        devices.set_share(conn, "lab", quota=2)
+        devices.set_share(conn, "full", quota=0)
+        attempt = attempts.insert_attempt(conn, holder, 1, handle={}, at=NOW)
+        jobs.advance(conn, holder, seen=Stage.QUEUED, to=Stage.PLACING, at=NOW)
+        devices.book(conn, "p", attempt, {"m": ("g0",)}, at=NOW)
+    for _ in range(ahead):
+        _queue(db, "full", queue={"priority": "high"})
+    bad = _queue(db, "lab", resources={"processes_per_node": 2})
+    spoil(db, bad, "newer field")
+    good = _queue(db, "lab", later_s=1)
+    assert _decide(db, "p")[0] == {good}
+
+
 def test_many_of_them_cost_few_decisions(db: Database) -> None:
     with db.write() as conn:
         devices.record(conn, "p", "gpu", [Device(id="g0", machine="m", used="someone")], at=NOW)

@@ -300,11 +300,16 @@ class Dispatcher:
 def _list_first(decided: Decisions, count: int) -> set[str]:
     """Jobs that decide over others, and as many of those that wait.
 
-    A job that can never start must not be given devices, have them kept free or stop others for it.
+    A job that can never start must not be given devices, have them kept free or stop others for it, nor hold back the
+    later jobs of its project where it is the first that waits for the quota.
     """
     first = {start.job for start in decided.starts} | {preempt.by for preempt in decided.preempts}
     first |= {wait.job for wait in decided.waits if wait.why == "first"}
-    return first | {wait.job for wait in decided.waits[:count]}
+    over_quota: dict[str, str] = {}  # by text, which names project and quota: that of the first is its own
+    for wait in decided.waits:
+        if wait.why == "quota":
+            over_quota.setdefault(wait.text, wait.job)
+    return first | {*over_quota.values()} | {wait.job for wait in decided.waits[:count]}
 
 
 def _find_silent(listed: DeviceListing, rows: Iterable[devices.DeviceRow]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from trainmaster.queueing.state import Device, Wait
 from trainmaster.queueing.words import say_before
 from trainmaster.store import attempts, audit, jobs, leases, nodes
 from trainmaster.store.capacity import devices, order
+from trainmaster.store.capacity import queue as capacity
 from trainmaster.store.database import Database, connect
 from trainmaster.store.migrate import open_database
 from trainmaster.targets import find_place
@@ -170,6 +171,73 @@ def test_show_says_the_place_of_a_job_that_waits(tmp_path: Path) -> None:
     env = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
     shown = " ".join(CliRunner(env=env).invoke(build(), ["show", ids[2], "--home", str(tmp_path)]).stdout.split())
     assert "place 2 in its queue; before it: j1 waits for it needs 1 GPU, and none is free start not known" in shown
+
+
+@pytest.mark.parametrize("limit_s", [None, 3600.0])
+def test_a_start_that_comes_from_a_time_limit_is_said_as_one_at_the_latest(
+    limit_s: float | None, tmp_path: Path
+) -> None:
+    """In JSON, on the page, in `queue` wide and narrow, in `show`; and in an order that was kept, as in one decided."""
+    db = open_database(tmp_path / "trainmaster.db")
+    limits = {} if limit_s is None else {"limits": {"timeout_s": limit_s}}
+    ids = [_insert(db, 0, **limits), _insert(db, 1, resources={"processes_per_node": 2}), _insert(db, 2)]
+    _hold(db)
+    boss = issue(db, "boss", Role.ADMIN)
+    env = {"NO_COLOR": "1", "TERM": "dumb"}
+
+    def run(*words: str, columns: int = 200) -> str:
+        more = {**env, "COLUMNS": str(columns)}
+        return " ".join(CliRunner(env=more).invoke(build(), [*words, "--home", str(tmp_path)]).stdout.split())
+
+    def check() -> None:
+        lines = {line.job_id: line for line in queue.read(db).jobs}
+        assert [lines[job].expected_latest for job in ids[1:]] == [limit_s is not None, False]
+        assert (lines[ids[1]].expected_at is None) == (limit_s is None)
+        said = [run("queue"), run("queue", columns=80), run("show", ids[1])]
+        with TestClient(create_app(db, tmp_path, reconcile=False), base_url=BASE, client=LOCAL) as client:
+            said.append(client.get("/queue", headers=boss).text)
+            shown = client.get("/v1/queue", headers=boss).json()["jobs"]
+        assert [text.count("at the latest") for text in said] == [int(limit_s is not None)] * 4
+        assert {line["job_id"]: line["expected_latest"] for line in shown}[ids[1]] is (limit_s is not None)
+
+    check()
+    place, now = find_place("local"), datetime.now(UTC)
+    rows = capacity.list_waiting(db, driven=False)
+    order.keep(db, order.to_order(place, order.decide(db, place, rows, now=now).decisions.waits), at=now)
+    check()
+    order._last.clear()  # as another server reads it
+    check()
+    db.close()
+
+
+def test_an_order_of_an_earlier_version_is_read() -> None:
+    kept = order._parse("p", '{"texts":["full"],"waits":[["a",1,0,5.0]]}')
+    assert kept.jobs == ["a"] and not kept.latest
+
+
+def test_a_command_of_one_project_says_how_many_jobs_of_others_wait(tmp_path: Path) -> None:
+    db = open_database(tmp_path / "trainmaster.db")
+    for number in range(3):
+        _insert(db, number)
+    _insert(db, 3, project="other")
+    _hold(db)
+    env = {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+    def run(*words: str) -> str:
+        return " ".join(CliRunner(env=env).invoke(build(), ["queue", *words, "--home", str(tmp_path)]).output.split())
+
+    assert "2 jobs of other projects wait too" in run("--project", "other")
+    assert "1 job of other projects waits too" in run("--project", "default")
+    assert "nothing of yours waits; 3 jobs of other projects wait" in run("--project", "third")
+    assert "other projects wait" not in run()
+    with TestClient(create_app(db, tmp_path, reconcile=False), base_url=BASE, client=LOCAL) as client:
+        them, boss = issue(db, "them", Role.VIEWER, "other"), issue(db, "boss", Role.ADMIN)
+        told = [
+            client.get(path, headers=who).json()["others"]
+            for path, who in (("/v1/queue", them), ("/v1/queue", boss), ("/v1/queue?project_id=third", boss))
+        ]
+    assert told == [2, 0, 3]
+    db.close()
 
 
 def test_an_admin_of_the_server_drains_a_machine_and_others_do_not_read_why(db: Database, tmp_path: Path) -> None:

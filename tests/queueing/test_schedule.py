@@ -47,6 +47,23 @@ def test_small_jobs_do_not_pass_the_first_large_one_unless_they_end_in_time() ->
     assert _started(unknown) == []
 
 
+def test_a_start_that_waits_for_a_time_limit_is_one_at_the_latest() -> None:
+    def find(*running: Running, each: int = 8, now_s: float = 5.0) -> list[tuple[float | None, bool]]:
+        decided = _decide(_wait("large", each), _wait("next", each, since_s=1.0), running=running, now_s=now_s)
+        return [(wait.start_s, wait.latest) for wait in decided.waits]
+
+    limited, measured = _run("a", 0, 1, end_s=100.0, end_latest=True), _run("b", 2, 3, end_s=200.0)
+    assert find(limited) == [(100.0, True), (None, False)]
+    assert find(limited, measured) == [(200.0, False), (None, False)], "the one that decides says when it ends"
+    assert find(limited, replace(measured, end_s=50.0)) == [(100.0, True), (None, False)]
+    assert find(limited, replace(measured, end_s=100.0)) == [(100.0, True), (None, False)]
+    assert find(limited, _run("b", 2, 3)) == [(None, False)] * 2, "nobody knows"
+    assert find(replace(limited, stopping=True)) == [(5.0, False), (None, False)]
+    # What starts in this pass is known by its limit alone.
+    decided = _decide(_wait("short", 8, longest_s=60.0), _wait("large", 8, since_s=1.0), now_s=5.0)
+    assert [(wait.start_s, wait.latest) for wait in decided.waits] == [(65.0, True)]
+
+
 def test_a_gang_gets_all_its_machines_or_none() -> None:
     pair = tuple(Machine(name=f"m{n}", gpus=tuple(f"GPU-{n}{k}" for k in range(2))) for n in range(2))
     held = Running(job="r", project="lab", priority=1, kind="gpu", devices={"m0": ("GPU-00",)}, since_s=0.0, end_s=50.0)

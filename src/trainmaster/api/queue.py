@@ -26,6 +26,7 @@ class QueueLine:
     expected_at: datetime | None  # expected start; null: not known
     submitted_by: str | None = None  # name of the token; null: the command line on the home folder
     price_cents_per_hour: float | None = None  # for all its machines; null: unknown
+    expected_latest: bool = False  # it starts then at the latest: a job before it may end before its time limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class QueuePage:
     offset: int
     shares: tuple[ProjectShare, ...]
     made_at: datetime
+    others: int = 0  # jobs of other projects that wait, where the jobs of one project are listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

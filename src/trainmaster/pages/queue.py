@@ -111,11 +111,12 @@ def _list_before(place: _Place, ids: Collection[str]) -> tuple[str, ...]:
 def _line(
     row: WaitingRow, price: Price, place: _Place | None, ids: Collection[str], held: str | None = None
 ) -> QueueLine:
-    position, start_s, before = None, None, tuple[str, ...]()
+    position, start_s, latest, before = None, None, False, tuple[str, ...]()
     reason = held or row.message or (_STARTS if row.lease_token else _NOT_DRIVEN)
     if place is not None:
         kept, index = place
         _, position, text, start_s = kept.waits[index]
+        latest = row.id in kept.latest
         reason, before = kept.texts[text], _list_before(place, ids) if position else ()
     return QueueLine(
         job_id=row.id,
@@ -130,6 +131,7 @@ def _line(
         reason=reason,
         before=before,
         expected_at=datetime.fromtimestamp(start_s, UTC) if start_s is not None else None,
+        expected_latest=latest,
         submitted_by=price.submitted_by,
         price_cents_per_hour=price.cents_per_hour,
     )

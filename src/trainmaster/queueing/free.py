@@ -63,6 +63,7 @@ class Reservation:
     job: str
     start_s: float  # math.inf: no running job says when it ends
     spare: Counts  # by machine of the reservation: devices there at that time beyond those of the job
+    latest: bool = False  # `start_s` is the time limit of a job, which may end before
 
     def allows(self, end_s: float | None) -> bool:
         """Whether a job that starts now has left every machine by then. Nothing has where the time is not known."""
@@ -91,7 +92,9 @@ def reserve(
         if position + 1 < len(ends) and ends[position + 1][0] == end_s:
             continue
         if (names := choose(need, later)) is not None:
-            return Reservation(job=job, start_s=end_s, spare={name: later[name] - need.each for name in names})
+            spare = {name: later[name] - need.each for name in names}
+            latest = any(held.end_latest and held.end_s == end_s and not held.stopping for _, held in ends)
+            return Reservation(job=job, start_s=end_s, spare=spare, latest=latest)
     return None
 
 

@@ -48,15 +48,17 @@ def schedule(state: State) -> Decisions:
     while (job := order.next()) is not None:
         table = tables[job.need.kind]
         why, text = _refuse(job, state, table, usage, held_back)
-        start_s: float | None = None
+        start_s, latest = None, False
         if why is None:
             started = table.try_start(job)
             if started is not None:
                 starts.append(started)
                 usage.add(job.project, job.need.kind, job.need.devices)
                 continue
-            why, text, start_s = table.explain(job)
-        waits.append(Wait(job=job.job, position=len(waits) + 1, why=why, text=text, start_s=start_s))
+            why, text = table.explain(job)
+            if why == "first":
+                start_s, latest = table.find_start()
+        waits.append(Wait(job=job.job, position=len(waits) + 1, why=why, text=text, start_s=start_s, latest=latest))
     preempts = [preempt for table in tables.values() for preempt in table.preempt()]
     return Decisions(starts=tuple(starts), preempts=tuple(preempts), waits=tuple(waits))
 
@@ -141,7 +143,7 @@ class _Table:
         self.running.append(
             Running(
                 job=job.job, project=job.project, priority=job.priority, kind=self.kind, devices=devices,
-                since_s=now_s, end_s=end_s,
+                since_s=now_s, end_s=end_s, end_latest=end_s is not None,
             )
         )  # fmt: skip
         return Start(job=job.job, devices=devices)
@@ -152,19 +154,24 @@ class _Table:
             self.head = job
             self._unfit.clear()  # from here on a shape that ends in time and one that does not differ
 
-    def explain(self, job: Waiting) -> tuple[Why, str, float | None]:
+    def find_start(self) -> tuple[float | None, bool]:
+        """The expected start of the first that must wait, where it is known, and whether it is one at the latest."""
+        if self.reserved is None or self.reserved.start_s == math.inf:
+            return None, False
+        return self.reserved.start_s, self.reserved.latest
+
+    def explain(self, job: Waiting) -> tuple[Why, str]:
         need = job.need
         wants = f"it needs {_count(need.each, self.kind)}"
         wants += f" on each of {need.nodes} machines" if need.nodes > 1 else ""
         has = f"{self.free.total} free" if self.free.total else "none is free"
         if self.head is None:
-            return "used", f"{wants}; {self._describe_used()}", None
+            return "used", f"{wants}; {self._describe_used()}"
         reserved = self.reserved
         assert reserved is not None
         if self.head.job == job.job:
-            start_s = reserved.start_s if reserved.start_s < math.inf else None
-            return "first", f"{wants}, {has}; what becomes free is kept for it", start_s
-        return "behind", f"{wants}, {self._describe_free(reserved)}", None
+            return "first", f"{wants}, {has}; what becomes free is kept for it"
+        return "behind", f"{wants}, {self._describe_free(reserved)}"
 
     def _describe_free(self, reserved: Reservation) -> str:
         total = self.free.total

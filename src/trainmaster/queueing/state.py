@@ -84,6 +84,7 @@ class Running:
     devices: Assigned
     since_s: float
     end_s: float | None = None  # expected; None: not known
+    end_latest: bool = False  # `end_s` is its time limit: it may end before
     preemptible: bool = False
     loss: float | None = None  # steps since its last durable save × devices; None: it cannot say
     stopping: bool = False  # it was asked to stop
@@ -147,6 +148,7 @@ class Wait:
     why: Why
     text: str  # one sentence for people
     start_s: float | None = None  # expected start, where it is known
+    latest: bool = False  # at the latest: that start waits for the time limit of a job, which may end before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

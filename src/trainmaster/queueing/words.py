@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+AT_THE_LATEST = " at the latest"  # of a start that waits for the time limit of a job
 NEAREST = 5  # jobs before one that are looked at for their names
+
+
+def say_others(count: int) -> str:
+    """`2 jobs of other projects wait`."""
+    return f"{count} job of other projects waits" if count == 1 else f"{count} jobs of other projects wait"
 
 
 def say_before(position: int | None, before: Sequence[str], names: Mapping[str, str]) -> str:

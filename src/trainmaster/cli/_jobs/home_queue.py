@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +26,8 @@ class HomeQueue:
     def queue(self, *, project: str | None, limit: int) -> QueuePage:
         from trainmaster.pages import queue
 
-        return queue.read(self.db, project=project, limit=limit)
+        page = queue.read(self.db, project=project, limit=limit)
+        return page if project is None else replace(page, others=queue.count_others(self.db, project=project))
 
     def machines(self, *, project: str | None) -> MachinesPage:
         from trainmaster.pages import machines

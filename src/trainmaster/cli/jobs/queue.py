@@ -55,6 +55,8 @@ def queue(
 
       trainmaster queue --set-share llama=4 --set-share trial=2/0.5
     """
+    from trainmaster.queueing.words import say_others
+
     shares = [_parse_share(text) for text in set_share or ()]
     with connect(home, server, reads=True) as source:
         for name, quota, weight in shares:
@@ -76,8 +78,11 @@ def queue(
     for line in known:
         if line.schedule and not line.status.final:
             _console.note(f"{_console.plain(line.name)}: next run {next_text(line)}")
-    if not page.jobs and not sets:
-        _console.note("no job waits")
+    if page.jobs or sets:
+        if page.others:
+            _console.note(f"{say_others(page.others)} too")
+    else:
+        _console.note(f"nothing of yours waits; {say_others(page.others)}" if page.others else "no job waits")
 
 
 def _print(page: QueuePage) -> None:
@@ -120,8 +125,9 @@ def _join(row: Mapping[str, str], widths: Mapping[str, int]) -> str:
 
 
 def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
-    from trainmaster.queueing.words import say_before
+    from trainmaster.queueing.words import AT_THE_LATEST, say_before
 
+    latest = AT_THE_LATEST if line.expected_latest else ""
     return {
         "place": str(line.position) if line.position is not None else "",
         "job": line.job_id[:8],
@@ -132,7 +138,7 @@ def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
         "needs": _needs(line),
         "waits": age(line.since),
         "before it": say_before(line.position, line.before, names),
-        "starts": f"{line.expected_at:%m-%d %H:%M} UTC" if line.expected_at is not None else "not known",
+        "starts": f"{line.expected_at:%m-%d %H:%M} UTC{latest}" if line.expected_at is not None else "not known",
     }
 
 

@@ -80,24 +80,28 @@ class Order:
     waits: Sequence[Line]
     texts: Sequence[str]
     jobs: Sequence[str]  # of `waits`
+    latest: Sequence[str] = ()  # jobs whose expected start is one at the latest
 
 
 def to_order(place: str, waits: Sequence[Wait]) -> Order:
     """What was decided of the jobs that wait."""
     texts: dict[str, int] = {}
     lines = [(wait.job, wait.position, texts.setdefault(wait.text, len(texts)), wait.start_s) for wait in waits]
-    return Order(place=place, waits=lines, texts=list(texts), jobs=[wait.job for wait in waits])
+    latest = [wait.job for wait in waits if wait.latest]
+    return Order(place=place, waits=lines, texts=list(texts), jobs=[wait.job for wait in waits], latest=latest)
 
 
 def render(order: Order) -> str:
     """An order as it is kept."""
-    return json.dumps({"texts": order.texts, "waits": order.waits}, separators=(",", ":"))
+    kept = {"texts": order.texts, "waits": order.waits, "latest": order.latest}
+    return json.dumps(kept, separators=(",", ":"))
 
 
 @functools.lru_cache(maxsize=16)  # 10,000 jobs are a megabyte, and many ask before it changes
 def _parse(place: str, text: str) -> Order:
     kept = json.loads(text)
-    return Order(place=place, waits=kept["waits"], texts=kept["texts"], jobs=[wait[0] for wait in kept["waits"]])
+    jobs, latest = [wait[0] for wait in kept["waits"]], kept.get("latest", ())  # not of an earlier version
+    return Order(place=place, waits=kept["waits"], texts=kept["texts"], jobs=jobs, latest=latest)
 
 
 def keep(db: Database, order: Order, *, at: datetime) -> None:

@@ -304,10 +304,11 @@ def list_holders(db: Database, devices: Sequence[DeviceRow], *, now: datetime) -
             continue
         stop, ended, job = known[attempt]
         unsaved, since_s = lost.get(attempt), (some[0].since or now).timestamp()
+        end_s, latest = _expect_end(job, since_s, left.get(job.id), now)
         running.append(
             Running(
                 job=job.id, project=job.project, priority=read_priority(job.spec.queue.priority), kind=some[0].kind,
-                devices=_by_machine(some), since_s=since_s, end_s=_expect_end(job, since_s, left.get(job.id), now),
+                devices=_by_machine(some), since_s=since_s, end_s=end_s, end_latest=latest,
                 preemptible=job.spec.queue.preemptible and job.stage is Stage.RUNNING,
                 loss=None if unsaved is None else unsaved * len(some),
                 stopping=stop is not None or ended is not None or job.cancel_requested,
@@ -320,12 +321,12 @@ def _holder(row: Any) -> tuple[str, str | None, datetime | None, JobRow]:
     return *row[:3], jobs.read_job(dict(zip(jobs.NAMES, row[3:], strict=True)))
 
 
-def _expect_end(job: JobRow, since_s: float, left_s: float | None, now: datetime) -> float | None:
-    """When a job that holds devices ends: as its steps say, and by its limit at the latest; None: nothing says."""
+def _expect_end(job: JobRow, since_s: float, left_s: float | None, now: datetime) -> tuple[float | None, bool]:
+    """When a job that holds devices ends, None: nothing says; and whether that is its limit: it may end before."""
     left_s, limit_s = _bound(left_s), _bound(job.spec.limits.timeout_s)
-    ends = [] if left_s is None or job.stage is None else [now.timestamp() + left_s]
-    ends += [] if limit_s is None or job.stage is None else [since_s + limit_s]
-    return min(ends, default=None)
+    ends = [] if left_s is None or job.stage is None else [(now.timestamp() + left_s, False)]
+    ends += [] if limit_s is None or job.stage is None else [(since_s + limit_s, True)]
+    return min(ends, default=(None, False))
 
 
 def _bound(seconds: float | None) -> float | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 from fastapi import Path, Query, Request
@@ -23,6 +25,7 @@ from trainmaster.web.errors import Refused
 from trainmaster.web.routes import group, reply
 
 router = group("queue")
+_FRESH_S = 2.0  # as often as a queue asks for its devices
 _TARGET = "^[^\\x00]+$"
 MachineName = Annotated[str, Path(min_length=1, max_length=255, description="name of the machine")]
 Through = Annotated[
@@ -51,10 +54,18 @@ class DrainBody(BaseModel):
 
 @router.get("/v1/queue", response_model=QueuePage)
 def list_queue(
-    db: dependencies.Db, project: dependencies.Project, limit: dependencies.Limit = 50, offset: dependencies.Offset = 0
-) -> Response:
-    """Jobs that wait, in the order of the queue: position, reason, what is before each, expected start."""
-    return reply(queue.read(db, project=project, limit=limit, offset=offset))
+    db: dependencies.Db, project: dependencies.Project, kept: dependencies.Answers, limit: dependencies.Limit = 50,
+    offset: dependencies.Offset = 0,
+) -> Response:  # fmt: skip
+    """Jobs that wait, in the order of the queue: position, reason, what is before each, expected start.
+
+    Of one project, beside them how many jobs of others wait.
+    """
+    page, others = queue.read(db, project=project, limit=limit, offset=offset), 0
+    if project is not None:
+        read = partial(queue.count_others, db, project=project)
+        others = kept.read(("others in the queue", project), read, for_s=_FRESH_S)
+    return reply(replace(page, others=others))
 
 
 @router.get("/v1/machines", response_model=MachinesPage)

@@ -174,3 +174,19 @@ def signal_of(code: int) -> int | None:
     if code < 0:
         return -code
     return code - _SHELL_SIGNAL if code - _SHELL_SIGNAL in SIGNALS else None
+
+
+# What agent/diagnose.py appends to the message where a program or script is not there, or may not be executed.
+_MISSING = re.compile(
+    r"; ([^;]{1,500} (?:is not in the working folder that was sent: check the name, and \.trainmasterignore"
+    r"|(?:or the interpreter in its first line )?is not on that machine: check (?:its|the) path"
+    r"|is not in PATH on that machine: name the whole path(?:, or use python3)?"
+    r"|may not be executed there: chmod \+x it, or name its interpreter before it, as python3 or bash))(?:;|$)"
+)
+
+
+def find_action(reason: Reason | None, message: str) -> str | None:
+    """What to do about an end: what the reason says, and of a missing program what its message says of that one."""
+    if reason is Reason.SCRIPT_FAILED and (missing := _MISSING.search(message)) is not None:
+        return missing[1]
+    return reason.rule.action if reason is not None else None

@@ -12,6 +12,7 @@ from trainmaster import __version__
 from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
+from trainmaster.core.failures import find_action
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
@@ -159,13 +160,14 @@ def _measure_recoveries(db: Database, tried: Sequence[AttemptRow]) -> dict[int, 
 def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:
     record: ExitRecord | None = row.exit
     reason = row.reason or (record.reason if record else None)
+    message = row.message or (record.message if record else "")
     return Attempt(
         number=row.number,
         report=row.report,
         ok=record.ok if record else None,
         reason=reason,
-        action=reason.rule.action if reason else None,
-        message=row.message or (record.message if record else ""),
+        action=find_action(reason, message),
+        message=message,
         resumable=record.resumable if record else False,
         saved=record.saved if record else None,
         exit_codes=record.exit_codes if record else {},
@@ -185,7 +187,7 @@ def _action(job: JobRow) -> str | None:
     """What to do next. Where another attempt was allowed by the reason and not by the spec, the field to set."""
     if job.reason is None:
         return None
-    action, limits = job.reason.rule.action, job.spec.limits
+    action, limits = find_action(job.reason, job.message), job.spec.limits
     may_retry = limits.retry.get(job.reason.value, job.reason.rule.retry) and job.reason not in _CHECKS
     if job.status is Status.FAILED and may_retry and limits.attempts == 1:
         return f"{action}; with `limits: {{ attempts: 3 }}` it is tried again by itself"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from trainmaster.control.notify import outbox
+from trainmaster.core.failures import find_action
 from trainmaster.core.states import Reason, Status
 from trainmaster.store.database import Connection
 from trainmaster.store.heads import JobHead
@@ -30,7 +31,7 @@ def put_job_news(
         "status": str(status if status is not None else job.status),
         "reason": reason and reason.value,
         "message": message,
-        "action": reason.rule.action if reason is not None else None,
+        "action": find_action(reason, message),
         "url": f"/jobs/{job.id}",
         "at": at.isoformat(timespec="milliseconds"),
     }

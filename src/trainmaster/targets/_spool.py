@@ -45,13 +45,17 @@ class NodeSpool:
 
     def begin(self, start: str) -> None:
         """Note a start of the container, by its pod and restart count; it writes after the end of earlier ones."""
-        if any(record["start"] == start for record in self._starts):
+        if self.has_begun(start):
             return
         if self._starts:
             self.close_gaps()
         self._starts.append({"start": start, "base": self.sizes() if self._starts else {}})
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / _STARTS, json.dumps(self._starts), durable=True)
+
+    def has_begun(self, start: str) -> bool:
+        """Whether a container has written here, or was about to."""
+        return any(record["start"] == start for record in self._starts)
 
     def is_first(self, start: str) -> bool:
         """Whether no other container has written here."""

@@ -19,7 +19,7 @@ from trainmaster.core.plan import MEMBERS_LOG
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.targets import Handle, Submission
 from trainmaster.targets._spool import Spool
-from trainmaster.targets.kubernetes import session, spares
+from trainmaster.targets.kubernetes import logs, session, spares
 from trainmaster.targets.kubernetes.logs import PodLog
 from trainmaster.targets.kubernetes.target import Kubernetes
 
@@ -169,7 +169,8 @@ def test_what_the_newer_pod_of_a_node_writes_is_stored(against: Any, tmp_path: P
         await asyncio.sleep(0.01)  # the other pod's log is opened meanwhile
         yield b"2026-01-01T00:00:00Z @tm events.jsonl 0 {}\n"
 
-    logs = {0: FIRST, newer["metadata"]["name"]: lambda: httpx.Response(200, content=late())}
+    answers = {0: FIRST, newer["metadata"]["name"]: lambda: httpx.Response(200, content=late())}
+
     def read() -> bytes:
         return spool_in(tmp_path).node(1).read("events.jsonl", 0, 99)
 
@@ -177,11 +178,51 @@ def test_what_the_newer_pod_of_a_node_writes_is_stored(against: Any, tmp_path: P
         await target.poll({**handle, **TRIO})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(20):
-                while not read():
+                while not read():  # noqa: ASYNC110 (a file has no event)
                     await asyncio.sleep(0.01)
 
-    against(serve(logs, *listed(pod(0, RUNS), newer, older, pod(2, RUNS))), follow)
+    against(serve(answers, *listed(pod(0, RUNS), newer, older, pod(2, RUNS))), follow)
     assert read() == b"{}\n"
+
+
+@pytest.mark.parametrize("older_ends", [True, False])
+def test_the_last_lines_of_the_older_pod_of_a_node_are_stored(
+    against: Any,  # noqa: F811
+    older_ends: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It writes on while it is ended, and the newer one has begun. One that never ends is waited for in vain."""
+    monkeypatch.setattr(logs, "_OLDER_S", 60.0 if older_ends else 0.3)
+    newer, older = pod(1, RUNS, made=1), pod(1, RUNS, leaving=True)
+    first, last = (b"2026-01-01T00:00:0%dZ @tm events.jsonl %d old\n" % (n, 4 * n) for n in (0, 1))
+
+    async def write() -> AsyncIterator[bytes]:
+        yield first
+        await asyncio.sleep(0.5)  # the newer one's log is opened meanwhile, if nothing keeps it
+        yield last
+        if not older_ends:
+            await asyncio.sleep(60)
+
+    answers: dict[Any, Any] = {
+        0: FIRST,
+        older["metadata"]["name"]: lambda: httpx.Response(200, content=write()),
+        newer["metadata"]["name"]: b"2026-01-01T00:00:09Z @tm events.jsonl 0 new\n",
+    }
+    spool = spool_in(tmp_path)
+
+    def read() -> bytes:
+        return spool.node(1).read("events.jsonl", 0, 99)
+
+    async def follow(target: Kubernetes, _: Submission, handle: Handle) -> None:
+        await target.poll({**handle, **TRIO})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                while b"new" not in read():  # noqa: ASYNC110 (a file has no event)
+                    await asyncio.sleep(0.01)
+
+    against(serve(answers, *listed(pod(0, RUNS), newer, older, pod(2, RUNS))), follow)
+    assert read() == b"old\n" * (1 + older_ends) + b"new\n"
 
 
 def test_a_stop_while_only_a_spare_has_a_machine_ends_the_attempt(against: Any, tmp_path: Path) -> None:  # noqa: F811

@@ -22,6 +22,7 @@ from trainmaster.targets.kubernetes.states import container_state
 log = logging.getLogger(__name__)
 _DRAIN_S = 60.0
 _ASK_S = 2.0
+_OLDER_S = 30.0  # that the log of a new pod waits for the end of the one before it: the grace of a pod by default
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)")
 
 
@@ -38,11 +39,16 @@ class PodLog:
         self._heard: dict[str, str] = {}  # stream → when its last whole line was written
         self._asked, self._next_ask = "", 0.0
         self._task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()  # a log that was followed came to its end
 
-    def follow(self) -> None:
-        """Copy lines as they come, in the background."""
+    def follow(self, *, after: PodLog | None = None) -> None:
+        """Copy lines as they come, in the background.
+
+        `after` is that of the pod before it on its node. Its last lines are copied first, for a while: what it writes
+        when this one has begun would stand in the middle of what is kept, and is dropped.
+        """
         if self._task is None:
-            self._task = asyncio.create_task(self._follow(), name=f"log {self.name}")
+            self._task = asyncio.create_task(self._follow(after), name=f"log {self.name}")
 
     async def drain(self, *, previous: bool = False) -> bool:
         """Copy everything up to the end, or as much as is still there; False where it cannot be read now."""
@@ -76,13 +82,18 @@ class PodLog:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    async def _follow(self) -> None:
+    async def _follow(self, after: PodLog | None) -> None:
+        if after is not None and not self._spool.has_begun(self.start):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(after._ended.wait(), _OLDER_S)
         failures = 0
         while True:
             try:
                 await self._copy({"follow": "true"})
+                self._ended.set()
                 failures = 0
             except Missing:
+                self._ended.set()
                 return
             except TrainmasterError as error:
                 failures += 1

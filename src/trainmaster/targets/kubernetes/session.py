@@ -137,9 +137,12 @@ class Session:
 
     def follow(self, handle: Handle) -> None:
         """Copy the logs of an attempt's pods from now on."""
+        before: dict[int, PodLog] = {}  # node → its pod before
         for pod in self._oldest_first(handle):  # a later one writes after the end of an earlier one
             if pod["status"].get("containerStatuses"):
-                self._log(pod, handle).follow()
+                log, node = self._log(pod, handle), node_rank(pod, int(handle["nodes"]))
+                log.follow(after=before.get(node))
+                before[node] = log
 
     async def drain(self, handle: Handle, *, last: bool = False) -> bool:
         """Copy the logs of an attempt's pods to their end. False: one cannot be read now, and may be later.

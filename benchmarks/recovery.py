@@ -4,6 +4,7 @@
     PYTHONPATH=src python3 benchmarks/recovery.py --preset tiny --device cpu --ranks 2    tries the script itself
     PYTHONPATH=src python3 benchmarks/recovery.py --set checkpoint.memory.use=on      any field of the config
     PYTHONPATH=src python3 benchmarks/recovery.py --rivals                          on the CPU, under others too
+    … --rivals --torchft-python PYTHON         and replica groups under ours and torchft (recovery_torchft.py)
 
 A run is started, stopped on request (it saves) and started again, which is the start with a warm compile cache. Then
 come the kills: the first rank in place; every process of the run, after which the same command is given again; and with
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import recovery_rivals
+import recovery_torchft
 
 from trainmaster.agent.processes import living
 from trainmaster.core.config.train import TrainConfig
@@ -153,10 +155,13 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="over the config")
     parser.add_argument("--without", action="store_true", help="also without recovery in place")
     parser.add_argument("--rivals", action="store_true", help="the same kills under our agent and under others")
-    parser.add_argument("--titan-python", help="with --rivals: Python of an environment with torchtitan and torchft")
+    parser.add_argument("--titan-python", help="with --rivals: Python of an environment with torchtitan")
+    parser.add_argument("--torchft-python", help="with --rivals: Python of an environment with torchft")
     options = parser.parse_args()
     if options.rivals:
         recovery_rivals.compare(options.titan_python)
+        if options.torchft_python:
+            recovery_torchft.compare(options.torchft_python)
         return 0
     for preset in options.preset or ("llama3.2-1b", "llama3.1-8b"):
         with _folder(options.folder) as folder:

@@ -1,9 +1,10 @@
-"""The same run and the same kills of ranks under our agent and under torchrun; whether torchtitan and torchft run here.
+"""The same run and the same kills of ranks under our agent and under torchrun; whether torchtitan runs here.
 
-`benchmarks/recovery.py --rivals` calls this. Each run is of two ranks on the CPU and saves every SAVE_EVERY steps; a
-rank is killed with SIGKILL when the run has made a step of KILLS. Stop: seconds from SIGKILL to the end of the next
-step. Repeated: samples that were trained on twice, because their step was not in the checkpoint. Lost: samples that no
-rank was given. The losses of all steps are compared with those of a run that was not disturbed.
+`benchmarks/recovery.py --rivals` calls this; torchft is in recovery_torchft.py. Each run is of two ranks on the CPU and
+saves every SAVE_EVERY steps; a rank is killed with SIGKILL when the run has made a step of KILLS. Stop: seconds from
+SIGKILL to the end of the next step. Repeated: samples that were trained on twice, because their step was not in the
+checkpoint. Lost: samples that no rank was given. The losses of all steps are compared with those of a run that was not
+disturbed.
 """
 
 from __future__ import annotations
@@ -65,12 +66,24 @@ def compare(titan: str | None) -> None:
     _show("undisturbed", whole, whole)
     _show("our agent, in place", run("agent", _agent, kills=KILLS), whole)
     _show(f"torchrun --max-restarts={len(KILLS)}, our trainer", run("torchrun", _torchrun, kills=KILLS), whole)
-    for name, why in _try_others(titan):
-        print(f"| {name} | – | not run: {why} | – | – | – | – |", flush=True)
+    print(f"| torchtitan's own restart | – | not run: {_try_titan(titan)} | – | – | – | – |", flush=True)
 
 
 def run(name: str, start: Callable[[Path, str], list[str]], *, kills: Sequence[tuple[int, int]]) -> Ran:
     """A whole run with these kills."""
+    with started(name, start) as (folder, mark, command):
+        stops = [_strike(folder, mark, step, rank) for step, rank in kills]
+        finish(name, command)
+        losses: dict[int, set[float]] = {}
+        for event in _steps(folder):
+            losses.setdefault(event["data"]["step"], set()).add(event["data"]["loss"])
+        told = {step: frozenset(values) for step, values in losses.items()}
+        return Ran(stops_s=stops, losses=told, samples=_count_samples(folder / "samples"))
+
+
+@contextlib.contextmanager
+def started(name: str, start: Callable[[Path, str], list[str]]) -> Iterator[tuple[Path, str, subprocess.Popen[bytes]]]:
+    """A run in a temporary folder: the folder, the mark of its processes, its command. None is left after it."""
     with tempfile.TemporaryDirectory(prefix=f"rival-{name}-") as place:
         folder, mark = Path(place), f"{name}-{os.getpid()}"
         env = {
@@ -80,18 +93,16 @@ def run(name: str, start: Callable[[Path, str], list[str]], *, kills: Sequence[t
         }  # fmt: skip
         command = subprocess.Popen(start(folder, mark), env=env, stdout=sys.stderr, start_new_session=True)
         try:
-            stops = [_strike(folder, mark, step, rank) for step, rank in kills]
-            code = command.wait(LIMIT_S)
+            yield folder, mark, command
         finally:
             kill_all(mark, within_s=10.0)
             command.wait()
-        if code != 0:
-            raise SystemExit(f"{name}: ended with {code}")
-        losses: dict[int, set[float]] = {}
-        for event in _steps(folder):
-            losses.setdefault(event["data"]["step"], set()).add(event["data"]["loss"])
-        told = {step: frozenset(values) for step, values in losses.items()}
-        return Ran(stops_s=stops, losses=told, samples=_count_samples(folder / "samples"))
+
+
+def finish(name: str, command: subprocess.Popen[bytes]) -> None:
+    """Wait for the run's own end."""
+    if (code := command.wait(LIMIT_S)) != 0:
+        raise SystemExit(f"{name}: ended with {code}")
 
 
 def _agent(folder: Path, mark: str) -> list[str]:
@@ -120,12 +131,12 @@ def _strike(folder: Path, mark: str, step: int, rank: int) -> float:
     return next(_time(event) for event in _steps(folder) if _time(event) >= since) - at
 
 
-def _wait(what: Callable[[], bool]) -> None:
+def _wait(what: Callable[[], bool], *, pause_s: float = 0.02) -> None:
     end = time.monotonic() + LIMIT_S
     while not what():
         if time.monotonic() > end:
             raise SystemExit(f"nothing came within {LIMIT_S:g} s")
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 def _events(folder: Path) -> Iterator[_Event]:
@@ -169,21 +180,15 @@ def _show(name: str, ran: Ran, whole: Ran) -> None:
     print(f"| {name} | {len(ran.stops_s)} | {stops} | {repeated} | {lost} | {last:.6f} | {equal} |", flush=True)
 
 
-def _try_others(python: str | None) -> Iterator[tuple[str, str]]:
-    """Why torchtitan and torchft are not in the table, as they say it themselves."""
+def _try_titan(python: str | None) -> str:
+    """Why torchtitan is not in the table, as it says it itself."""
     if python is None:
-        yield "torchtitan's own restart", "no environment with it was named (--titan-python)"
-        yield "torchft", "no environment with it was named (--titan-python)"
-        return
+        return "no environment with it was named (--titan-python)"
     titan = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m", "torchtitan.train"]
-    module = ["--module", "llama3", "--config", "llama3_debugmodel"]
-    for name, words in (("torchtitan's own restart", [*titan, *module]), ("torchft", ["-c", "import torchft"])):
-        with tempfile.TemporaryDirectory() as folder:  # torchtitan writes into the folder it is started in
-            tried = subprocess.run(
-                [python, *words], capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=folder
-            )
-        said = [line.partition("]:")[2] or line for line in tried.stderr.splitlines() if "Error" in line]
-        if tried.returncode == 0:
-            yield name, "it runs here, and this program has no kill schedule for it"
-        else:
-            yield name, (said[0] if said else f"ended with {tried.returncode}").strip()[:200]
+    words = [python, *titan, "--module", "llama3", "--config", "llama3_debugmodel"]
+    with tempfile.TemporaryDirectory() as folder:  # torchtitan writes into the folder it is started in
+        tried = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=folder)
+    if tried.returncode == 0:
+        return "it runs here, and recovery_titan.py has a kill schedule for it"
+    said = [line.partition("]:")[2] or line for line in tried.stderr.splitlines() if "Error" in line]
+    return (said[0] if said else f"ended with {tried.returncode}").strip()[:200]

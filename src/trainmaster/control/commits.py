@@ -14,7 +14,9 @@ On PostgreSQL each change has its own transaction: several in one would hold the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from trainmaster.control import failpoints
@@ -22,7 +24,6 @@ from trainmaster.store import attempts, events
 from trainmaster.store.database import Connection, Database, is_unavailable
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.store.transaction_size import TransactionSize
 
 T = TypeVar("T")
 Asked = TypeVar("Asked")
@@ -30,6 +31,36 @@ Found = tuple[JobRow | None, AttemptRow | None]
 Change = tuple[Callable[[Connection], Any], str]
 _MOST = 50  # changes in one transaction: other writers wait for it; and reads in one view
 _GATHER_S = 0.05  # longest wait of lines for those of other jobs
+MOST_LINES = 2000  # of one transaction
+FEWEST_LINES = 25
+TARGET_S = 0.05  # of work in one transaction; a fifth of the longest wait that other writers should meet
+
+
+class TransactionSize:
+    """Number of lines for the next transaction, from the time that the last one took for each of its lines.
+
+    A line that becomes a record costs ten times a plain one, and a loaded machine makes both slower: a fixed number of
+    lines bounds neither. The commit itself is left out of the measure: its fsync costs the same for one line as for
+    many.
+    """
+
+    def __init__(self) -> None:
+        self.lines = 4 * FEWEST_LINES
+
+    @contextlib.contextmanager
+    def measure(self, lines: int) -> Iterator[None]:
+        """Time the work of one transaction of so many lines; the commit comes after it."""
+        began = time.monotonic()
+        yield
+        self.adapt(lines, time.monotonic() - began)
+
+    def adapt(self, lines: int, took_s: float) -> None:
+        """Shrink at once to what fits the target; double where twice as many would fit."""
+        fitting = int(lines * TARGET_S / took_s) if took_s > 0 else 2 * MOST_LINES
+        if took_s > TARGET_S:
+            self.lines = max(FEWEST_LINES, min(fitting, self.lines))
+        elif fitting >= 2 * self.lines:  # few lines say little: the fixed cost of a transaction counts for most of them
+            self.lines = min(2 * self.lines, MOST_LINES)
 
 
 class Batches(Generic[Asked]):

@@ -4,7 +4,7 @@ The store holds the offset up to which every byte is stored. A pass reads on fro
 lines and offset together. After a kill, with a second reader, or with other read sizes the rows are those of the file
 read at once: a line's row depends on the bytes of the file alone.
 
-A transaction holds few enough lines that one job's backlog does not keep other writers waiting (transaction_size.py).
+A transaction holds few enough lines that one job's backlog does not keep other writers waiting (commits.py).
 
 A line longer than `LINE_LIMIT` is not held in memory: it is stored as faults, cut every `LINE_LIMIT` bytes from its
 start, and the stream's row records that the offset lies inside such a line. Its bytes need no parsing and are read in
@@ -26,7 +26,7 @@ from datetime import tzinfo
 from functools import partial
 
 from trainmaster.control import failpoints, quotas
-from trainmaster.control.commits import GroupCommit, Reads
+from trainmaster.control.commits import GroupCommit, Reads, TransactionSize
 from trainmaster.core.events import Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import events
@@ -34,7 +34,6 @@ from trainmaster.store.capacity import event_quota
 from trainmaster.store.database import Database, is_unavailable
 from trainmaster.store.events import Chunk
 from trainmaster.store.rows import StreamRow
-from trainmaster.store.transaction_size import TransactionSize
 
 CHUNK = 1 << 20  # bytes per read of a target
 LINE_LIMIT = 8 << 20  # bytes of one line that are held in memory; our own longest lines are a few kilobytes

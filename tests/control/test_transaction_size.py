@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.store.transaction_size import FEWEST_LINES, MOST_LINES, TARGET_S, TransactionSize
+from trainmaster.control.commits import FEWEST_LINES, MOST_LINES, TARGET_S, TransactionSize
 
 
 def test_slow_lines_come_in_transactions_that_fit_the_target() -> None:

@@ -130,7 +130,6 @@ def test_the_beginning_of_an_id_means_one_set_and_no_job(tmp_path: Path) -> None
     ("words", "text"),
     [
         (("--follow",), "trainmaster show NAME"),
-        (("--key", "a"), "two sets"),
         (("parallel=0",), "how many trials"),
     ],
 )

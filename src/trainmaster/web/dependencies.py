@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
 
 from trainmaster.control import known_targets
@@ -170,6 +170,10 @@ Find = Annotated[
 By = Annotated[_Text | None, Query(description="jobs that this token or person submitted: the whole name")]
 Named = Annotated[_Text | None, Query(description="jobs with this name: the whole name")]
 Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
+Key = Annotated[
+    str | None,
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="name of this submission: the same key returns what it made"),
+]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")]
 Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to skip")]
 

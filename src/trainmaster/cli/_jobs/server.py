@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.queue import MachinesPage, QueuePage
-    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
@@ -96,8 +97,17 @@ class ServerJobs:
             return self._client.jobs_alone(project=project, limit=limit, offset=offset)
         return self._client.jobs(status=status, project=project, find=find, by=by, limit=limit, offset=offset)
 
-    def submit_set(self, sweep: Sweep) -> SetPage:
-        return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir})
+    def submit_set(self, sweep: Sweep, *, key: str | None) -> SubmittedSet:
+        from trainmaster.client.transport import NoAnswer
+
+        sent = key or str(uuid.uuid4())
+        try:
+            return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir}, key=sent)
+        except NoAnswer as late:
+            raise NoAnswer(
+                f"{late}: `trainmaster show {sweep.name}` says whether the set is there; the same command with "
+                f"`--key {sent}` makes no second one"
+            ) from None
 
     def find_set(self, word: str) -> SetPage | None:
         if not _WORD.fullmatch(word) or not (lines := self.sets(project=None, find=word)):

@@ -44,7 +44,8 @@ def submit(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON; with --dry-run, the plan.")] = False,
     key: Annotated[
-        str | None, typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job.")
+        str | None,
+        typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job or set."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -89,10 +90,10 @@ def submit(
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     if is_sweep(chosen):
-        sweeps.refuse_options(follow=follow, key=key)
+        sweeps.refuse_options(follow=follow)
         sweep = document.read(lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [])), words)
         beside = Path.cwd() if on else spec.absolute().parent
-        _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, home=home, server=server)
+        _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, key=key, home=home, server=server)
         return
     job = document.read(lambda _: _allow(parse_spec(chosen), allow or []), words)
     if server is None:
@@ -148,6 +149,7 @@ def _submit_set(
     beside: Path,
     dry_run: bool,
     json: bool,
+    key: str | None,
     home: Path | None,
     server: str | None,
 ) -> None:
@@ -160,7 +162,7 @@ def _submit_set(
             return
         sweeps.require_sampler(sweep)
     with connect(home, server) as jobs:
-        sweeps.submit(jobs, sweep, folder, home=locate(home), server=server is not None, json=json)
+        sweeps.submit(jobs, sweep, folder, key=key, home=locate(home), server=server is not None, json=json)
 
 
 def _allow(spec: JobSpec, allow: list[str]) -> JobSpec:

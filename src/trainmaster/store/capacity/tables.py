@@ -63,7 +63,10 @@ job_sets = Table(
     Column("cancel_at", UtcTime),
     Column("over", Boolean, nullable=False),  # nothing is left to begin or to cancel
     Column("submitted_by", String(63)),
+    Column("submit_key", String(64)),  # SHA-256 of the idempotency key, as in `jobs`
+    Column("submit_hash", String(64)),  # SHA-256 of what was submitted with it
     Index(None, "name", "created_at"),
+    Index("uq_job_sets_project_submit_key", "project", "submit_key", unique=True),
 )
 
 set_trials = Table(

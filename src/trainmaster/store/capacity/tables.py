@@ -101,6 +101,8 @@ schedules = Table(
     Column("paused", Boolean, nullable=False),
     Column("begun", Integer, nullable=False),  # numbers given to trials so far
     Column("note", SafeText, nullable=False),  # which times got no run, and why
+    # Spans of times that were decided, each with its first and its last: after a clock is set back none comes again.
+    Column("decided", json_column()),
 )
 
 # A set whose trials are proposed: its rows of set_trials come one by one, each with a row of search_trials.

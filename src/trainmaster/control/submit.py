@@ -19,7 +19,7 @@ from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
-from trainmaster.store.capacity import after
+from trainmaster.store.capacity import after, sets
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
@@ -205,6 +205,12 @@ def pin_after(db: Database, spec: JobSpec, *, pinned: bool = False) -> JobSpec:
             continue
         message = f"the project {spec.project} has no job {word!r}; submit that one first"
         message = f"{word!r} is the beginning of several ids; write more of the id" if found else message
+        if not found and (named := sets.list_sets(db, project=spec.project, find=word, limit=1)):
+            name = named[0].name
+            message = (
+                f"{word!r} is a set of runs, and a job waits for jobs: name those of its runs that have begun, as "
+                f"{name}-1; `trainmaster show {name}` lists them"
+            )
         faults.append(Fault(path=f"after.jobs[{number}]", message=message))
     if faults:
         raise SpecError(faults)

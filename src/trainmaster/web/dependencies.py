@@ -33,6 +33,7 @@ from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
 from trainmaster.store import jobs
+from trainmaster.store.capacity import sets
 from trainmaster.store.database import Database
 from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
@@ -143,6 +144,12 @@ def _job(
             raise not_found(uuid[:64]) from None
         raise
     if job is None or not who.sees(job.project):  # a job of another project must look like none
+        row = sets.find_set(db, uuid) if job is None and is_uuid(uuid) else None
+        if row is not None and who.sees(row.project):
+            message = (
+                f"{uuid} is a set of runs, not a job; GET /v1/sets/{uuid} or `trainmaster show {row.name}` lists them"
+            )
+            raise Refused(404, "not_found", message)
         raise not_found(uuid[:64])
     return job
 

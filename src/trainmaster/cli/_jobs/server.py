@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.api.costs import CostPage, JobSpending
 from trainmaster.cli import _console
+from trainmaster.cli._views.sets import refuse_set
 from trainmaster.core.errors import UsageError
 from trainmaster.core.ids import is_uuid
 
@@ -54,6 +55,8 @@ class ServerJobs:
                 _console.note_newest(word, *named)
             return named[0]
         begun = [line.id for line in self._find_lines(word) if line.id.startswith(word)] if _ID.match(word) else []
+        if not begun and (page := self.find_set(word)) is not None:
+            raise refuse_set(word, page)
         if not begun:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(begun) > 1:

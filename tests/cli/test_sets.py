@@ -181,6 +181,20 @@ def test_a_dry_run_tells_of_a_secret_in_any_trial(tmp_path: Path) -> None:
     assert allowed.exit_code == 0, allowed.output
 
 
+def test_what_is_allowed_reaches_a_server_too(tmp_path: Path) -> None:
+    spec = tmp_path / "sweep.yaml"
+    spec.write_text(SPEC.replace('env.SEED: ["1", "2"]', "env.API_KEY: [none, sk-proj-4f9aQ2xL8vB7nC3d]"))
+    db = open_database(tmp_path / "trainmaster.db")
+    with serve(db, tmp_path) as url:
+        words = ("submit", str(spec), "--server", url)
+        assert isinstance(run(*words).exception, SpecError)
+        made = run(*words, "--allow", "env.API_KEY=a made-up word", "--json")
+        assert made.exit_code == 0, f"{made.output} {made.exception}"
+    set_id = json.loads(made.stdout)["set"]["id"]
+    assert store_sets.find_spec(db, set_id, 4).allow == {"env.API_KEY": "a made-up word"}
+    db.close()
+
+
 def test_the_best_is_the_lowest_loss_of_what_is_complete() -> None:
     done, failed = Status.COMPLETED, Status.FAILED
     assert find_best([trial(1, done, 2.0), trial(2, failed, 0.1), trial(3, done, 1.0), trial(4, done, None)]) == 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +23,7 @@ from trainmaster.cli._views import dry_run_text, target_option
 from trainmaster.core.config.sweep import Sweep, is_sweep, parse_sweep
 from trainmaster.core.errors import SpecError, TargetError, TrainmasterError, UsageError
 from trainmaster.core.secret.in_spec import find_in_spec
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.documents import yaml_file
 
@@ -91,7 +94,12 @@ def submit(
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     if is_sweep(chosen):
         sweeps.refuse_options(follow=follow)
-        sweep = document.read(lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [])), words)
+        seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
+        sweep = document.read(
+            lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [], recognise=seen)), words
+        )
+        if allow:  # a server gets the document
+            sweep = replace(sweep, document={**sweep.document, "allow": dict(sweep.trials[0].spec.allow)})
         beside = Path.cwd() if on else spec.absolute().parent
         _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, key=key, home=home, server=server)
         return
@@ -165,13 +173,13 @@ def _submit_set(
         sweeps.submit(jobs, sweep, folder, key=key, home=locate(home), server=server is not None, json=json)
 
 
-def _allow(spec: JobSpec, allow: list[str]) -> JobSpec:
+def _allow(spec: JobSpec, allow: list[str], *, recognise: Callable[[str], str | None] = recognise) -> JobSpec:
     """The spec, with what `--allow` adds; SpecError for a secret, so that a dry run tells it."""
     more = [word.partition("=") for word in allow]
     if any(not (place and reason.strip()) for place, _, reason in more):
         raise UsageError("--allow takes a place and why it is no secret: --allow 'command[3]=id of the data set'")
     spec = replace(spec, allow={**spec.allow, **{place: reason for place, _, reason in more}})
-    if secrets := list(find_in_spec(spec)):
+    if secrets := list(find_in_spec(spec, recognise=recognise)):
         raise SpecError(secrets)
     return spec
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -94,12 +94,7 @@ def submit(
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     if is_sweep(chosen):
         sweeps.refuse_options(follow=follow)
-        seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
-        sweep = document.read(
-            lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [], recognise=seen)), words
-        )
-        if allow:  # a server gets the document
-            sweep = replace(sweep, document={**sweep.document, "allow": dict(sweep.trials[0].spec.allow)})
+        sweep = document.read(lambda _: _read_sweep(chosen, allow or []), words)
         beside = Path.cwd() if on else spec.absolute().parent
         _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, key=key, home=home, server=server)
         return
@@ -171,6 +166,15 @@ def _submit_set(
         sweeps.require_sampler(sweep)
     with connect(home, server) as jobs:
         sweeps.submit(jobs, sweep, folder, key=key, home=locate(home), server=server is not None, json=json)
+
+
+def _read_sweep(chosen: Any, allow: list[str]) -> Sweep:
+    """The trials of a document, with what `--allow` adds to each, and to the document: a server gets that."""
+    seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
+    sweep = sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow, recognise=seen))
+    if allow:
+        sweep = replace(sweep, document={**sweep.document, "allow": dict(sweep.trials[0].spec.allow)})
+    return sweep
 
 
 def _allow(spec: JobSpec, allow: list[str], *, recognise: Callable[[str], str | None] = recognise) -> JobSpec:

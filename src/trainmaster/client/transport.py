@@ -141,7 +141,9 @@ class Transport:
         """Wait before the next try, and say so where a person would wonder, or has waited already (`tell`)."""
         rest_s = max(backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S), asked_s)
         if (rest_s > _SAY_S or tell) and self._on_wait is not None:
-            self._on_wait(f"{self.url}: {error}; trying again in {rest_s:.0f} s ({turn + 1} of {self.retries})")
+            what = str(error) if str(error).startswith(self.url) else f"{self.url}: {error}"
+            when = f" in {rest_s:.0f} s" if rest_s > _SAY_S else ""
+            self._on_wait(f"{what}; trying again{when} ({turn + 1} of {self.retries})")
         time.sleep(rest_s)
 
     def _unreachable(self, error: Exception, *, wait_s: float | None = None) -> ServerUnreachable:

@@ -110,7 +110,9 @@ def submit(
         _console.as_json(page)
         return
     what = f"next run {next_text(page.set)}" if page.set.schedule else f"{page.set.trials} trials"
-    _console.out.print(f"{'submitted' if page.new else 'found'} [bold]{page.set.name}[/] as {page.set.id}: {what}")
+    _console.out.print(
+        f"{'submitted' if page.new or key is None else 'found'} [bold]{page.set.name}[/] as {page.set.id}: {what}"
+    )
     _console.note(f"see it with: trainmaster show {page.set.name}")
     if not jobs.is_driven():
         _console.note("no server works on this home folder yet; start one with: trainmaster serve")

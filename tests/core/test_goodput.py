@@ -389,3 +389,19 @@ def test_a_long_attempt_costs_what_its_events_do() -> None:
     node = NodeTime(trainer=True, stall_us=None, top=0, _stalls=Counting())
     node.run(sorted(marks), start=at(16), end=at(200), goes_on=False)
     assert calls <= 2 and sum(high - low for low, high, bin_ in node.segments if bin_ is Bin.SAVE_STALL) > 19 * US
+
+
+@pytest.mark.slow
+def test_a_program_of_ones_own_is_starting_only_before_its_checks() -> None:
+    """Over random histories: behind the last pre-flight of an attempt no time is called a start."""
+    for seed in range(300):
+        history, _, _ = random_history(random.Random(seed))
+        plain = [Mark(m.at, m.phase, m.event, {}) for a in history.attempts for m in a.marks if m.phase != "START"]
+        timed = sorted((m for m in plain if m.at is not None), key=lambda m: m.at or 0)
+        if not timed:
+            continue
+        start, end = timed[0].at or 0, (timed[-1].at or 0) + US
+        node = NodeTime(trainer=False, stall_us=history.stall_us, top=0)
+        node.run(timed, start=start, end=end, goes_on=False)
+        checked = max((m.at or 0 for m in timed if (m.phase, m.event) == ("PREFLIGHT", "start")), default=start)
+        assert all(high <= checked for _, high, bin_ in node.segments if bin_ is Bin.STARTING), seed

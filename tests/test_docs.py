@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ from test_layers import FILES, PACKAGE, TABLE
 from trainmaster.cli.main import build as build_cli
 from trainmaster.core.config.sweep import KEYS, is_sweep, parse_sweep
 from trainmaster.core.config.train import TrainConfig
+from trainmaster.core.events import parse
 from trainmaster.core.schema import build
 from trainmaster.core.spec import parse_spec
 from trainmaster.documents import yaml_file
@@ -72,6 +74,24 @@ def _job_blocks(page: Path) -> list[dict[str, Any]]:
 def test_every_job_of_the_guides_is_accepted_as_it_stands(page: Path) -> None:
     for block in _job_blocks(page):
         assert (parse_sweep if is_sweep(block) else parse_spec)(block).name
+
+
+def test_the_function_of_the_script_guide_writes_when_a_step_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its time a step is in no goodput and gives no forecast."""
+    page = (ROOT / "docs" / "guides" / "script.md").read_text()
+    (code,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "def report" in block
+    ]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    monkeypatch.setenv("TRAINMASTER_EVENTS", str(tmp_path / "events"))
+    before = datetime.now(UTC)
+    names["report"](10, loss=2.31)
+    event, fault = parse((tmp_path / "events").read_bytes(), zone=UTC)
+    assert event is not None and fault is None and event.data == {"step": 10, "loss": 2.31}
+    assert event.ts is not None and before - timedelta(seconds=1) <= event.ts <= datetime.now(UTC)
 
 
 def test_the_guides_have_jobs() -> None:

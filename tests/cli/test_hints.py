@@ -102,6 +102,27 @@ def test_the_beginning_of_check_names_lists_them() -> None:
     assert "gpu_clocks" in text and "gpu_vbios" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("submit", "job.yaml", "--priority", "high"), "FILE.yaml queue.priority=high"),
+        (("submit", "job.yaml", "--after", "x"), "FILE.yaml 'after.jobs=[NAME]'"),
+        (("queue", "-u", "me"), "jobs --by NAME"),
+        (("jobs", "-a"), "are listed too"),
+        (("jobs", "--user", "me"), "--by NAME"),
+    ],
+)
+def test_an_option_of_another_program_is_answered_with_ours(words: tuple[str, ...], hint: str) -> None:
+    text = run(*words)
+    assert f"No such option: {words[2] if words[0] == 'submit' else words[1]}. " in text and hint in text
+    assert "No such option: --bogus" in run("jobs", "--bogus")
+
+
+def test_a_list_that_a_filter_leaves_empty_names_the_filter(home: Path) -> None:
+    told = invoke("jobs", "--status", "running", "--project", "default", "--home", home).stderr
+    assert "no job for --status running --project default; `trainmaster jobs` lists all" in told
+
+
 def test_faults_of_a_check_create_nothing_anyway() -> None:
     text = run("check", "--expect", "foo=1")
     assert "1 fault" in text and "created" not in text
@@ -240,7 +261,7 @@ def test_a_home_that_was_not_there_is_told_and_an_empty_list_says_what_to_type(t
     assert f"new, empty home {new}; name another one with --home" in asked.stderr
     assert "no job yet; submit one with: trainmaster submit FILE.yaml" in asked.stderr
     again = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(build(), ["jobs", "--by", "ann", "--home", new])
-    assert "new, empty home" not in again.stderr and "no such job" in again.stderr
+    assert "new, empty home" not in again.stderr and "no job for --" in again.stderr
 
 
 def test_a_submission_says_what_to_type_next(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from client.served import serve
 from control.search_rows import end, report
 from trainmaster.api.sets import Trial
 from trainmaster.cli import _console
@@ -126,11 +128,36 @@ def test_the_beginning_of_an_id_means_one_set_and_no_job(tmp_path: Path) -> None
     db.close()
 
 
+@pytest.mark.parametrize("served", [False, True])
+def test_a_verb_of_one_job_says_that_a_word_is_a_set_and_what_to_type(served: bool, tmp_path: Path) -> None:
+    home, spec = tmp_path / "home", tmp_path / "sweep.yaml"
+    spec.write_text(SPEC)
+    set_id = json.loads(run("submit", str(spec), "--json", "--home", str(home)).stdout)["set"]["id"]
+    db = open_database(home / "trainmaster.db")
+    verbs = ("logs", "events", "fetch", "goodput", "delete", "report")
+    with serve(db, home) if served else contextlib.nullcontext() as url:
+        where = ("--server", url) if url is not None else ("--home", str(home))
+        waiting = run("logs", "lr-sweep", *where)
+        assert "a set of 4 runs, not a job" in str(waiting.exception) and "none has begun" in str(waiting.exception)
+        sets.advance(db)
+        for verb, word in [(verb, word) for verb in verbs for word in ("lr-sweep", set_id[:9])]:
+            done = run(
+                verb, word, *(["--yes"] if verb == "delete" else []), *where
+            )  # `delete` goes on with the next word, and prints
+            told = " ".join(f"{done.output} {done.exception}".split())
+            assert f"{word!r} is a set of 4 runs, not a job" in told, (verb, told)
+            assert "`trainmaster show lr-sweep` lists them: write one of them, as lr-sweep-1" in told
+        told = str(run("logs", set_id, *where).exception)
+        assert "is a set of" in told and "`trainmaster show lr-sweep`" in told, told
+        unknown = str(run("logs", "nothing", *where).exception)
+        assert "no job 'nothing'" in unknown
+    db.close()
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
         (("--follow",), "trainmaster show NAME"),
-        (("--key", "a"), "two sets"),
         (("parallel=0",), "how many trials"),
     ],
 )
@@ -152,6 +179,20 @@ def test_a_dry_run_tells_of_a_secret_in_any_trial(tmp_path: Path) -> None:
     assert isinstance(refused.exception, SpecError) and "sk-proj" not in refused.output
     allowed = run("submit", str(spec), *words, "--allow", "env.API_KEY=a made-up word")
     assert allowed.exit_code == 0, allowed.output
+
+
+def test_what_is_allowed_reaches_a_server_too(tmp_path: Path) -> None:
+    spec = tmp_path / "sweep.yaml"
+    spec.write_text(SPEC.replace('env.SEED: ["1", "2"]', "env.API_KEY: [none, sk-proj-4f9aQ2xL8vB7nC3d]"))
+    db = open_database(tmp_path / "trainmaster.db")
+    with serve(db, tmp_path) as url:
+        words = ("submit", str(spec), "--server", url)
+        assert isinstance(run(*words).exception, SpecError)
+        made = run(*words, "--allow", "env.API_KEY=a made-up word", "--json")
+        assert made.exit_code == 0, f"{made.output} {made.exception}"
+    set_id = json.loads(made.stdout)["set"]["id"]
+    assert store_sets.find_spec(db, set_id, 4).allow == {"env.API_KEY": "a made-up word"}
+    db.close()
 
 
 def test_the_best_is_the_lowest_loss_of_what_is_complete() -> None:

@@ -112,6 +112,18 @@ def test_unknown_names_are_refused_and_a_job_of_another_project_is_unknown(db: D
     assert jobs.count_jobs(db) == 1
 
 
+def test_a_set_is_not_called_unknown(db: Database) -> None:
+    row = sets.submit_set(db, parse_sweep({"name": "lr", "command": ["x"], "matrix": {"env.A": ["1", "2"]}}))
+    target = Scripted(RUNNING)
+    for word in ("lr", row.id):
+        with pytest.raises(SpecError) as refused:
+            submitting.submit(db, spec("train", word), load=target.load)
+        text = f"after.jobs[0]: {word!r} is a set of runs, and a job waits for jobs: name those of its runs"
+        assert text in str(refused.value) and "as lr-1; `trainmaster show lr`" in str(refused.value)
+    with pytest.raises(SpecError, match="the project other has no job 'lr'"):
+        submitting.submit(db, spec("train", "lr", project="other"), load=target.load)
+
+
 def test_a_name_is_the_newest_job_of_it_and_a_repeated_submission_the_same_job(db: Database) -> None:
     target = Scripted(RUNNING)
     old, new = (submitting.submit(db, spec("prepare"), load=target.load) for _ in range(2))

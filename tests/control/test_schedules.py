@@ -333,6 +333,55 @@ def test_a_clock_that_was_ahead_silences_no_schedule(db: Database) -> None:
         assert store.list_schedules(db, [quick.id])[quick.id].next_at == taken
 
 
+@pytest.mark.parametrize("back", [HOUR / 2, 2 * HOUR, 5 * HOUR, 40 * DAY])
+@pytest.mark.parametrize("again", ["put back", "paused"])
+def test_a_time_that_had_its_run_has_no_second_one_after_the_clock_is_set_back(
+    db: Database, back: timedelta, again: str
+) -> None:
+    cron = {"cron": "0 * * * *", "timezone": "UTC", "overlap": "queue"}
+    row, first = submit(db, schedule=cron)
+    for hours in range(4):
+        tick(db, first + hours * HOUR)
+        end_all(db)
+    before = dict(begun(db))
+    assert len(before) == 4
+    now = first + 3 * HOUR + HOUR / 60 - back
+    tick(db, now)
+    if again == "paused":
+        schedules.pause(db, row.id)
+        schedules.go_on(db, row.id, now=now)
+    if back < DAY:  # the clock comes to the same times again, and to new ones
+        while now < first + 5 * HOUR:
+            now += HOUR / 4
+            tick(db, now)
+            end_all(db)
+        shown = list(begun(db).values())
+        assert len(shown) == len(set(shown)) == 6
+        assert begun(db).items() >= before.items() and show_utc(first + 5 * HOUR) in shown
+    else:  # of 40 days none had a run: the schedule is not silent until the clock is where it was
+        now = (now + HOUR).replace(minute=0, second=0, microsecond=0)
+        tick(db, now)
+        assert len(begun(db)) == 5 and show_utc(now) in begun(db).values()
+
+
+def show_utc(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="minutes")
+
+
+def test_a_time_that_was_run_by_a_clock_ahead_has_no_second_run_when_it_comes(db: Database) -> None:
+    row, first = submit(db, schedule={"missed": "all", "overlap": "queue"})
+    tick(db, first + 2 * DAY)  # a clock was two days ahead: three times had their runs
+    end_all(db)
+    seen = len(begun(db))
+    for hours in range(-6, 4 * 24, 6):
+        tick(db, first + hours * HOUR)
+        end_all(db)
+    shown = list(begun(db).values())
+    assert seen < len(shown) and len(shown) == len(set(shown))
+    decided = store.list_schedules(db, [row.id])[row.id].decided
+    assert len(decided) == 1, "times that follow each other are one span"
+
+
 def test_a_server_looks_for_times_too_far_ahead(db: Database, tmp_path: Path) -> None:
     row, first = submit(db)
     with db.write() as conn:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 
 from control.test_unreadable_jobs import KINDS, spoil
 from trainmaster import targets
@@ -18,7 +19,7 @@ from trainmaster.control import failpoints
 from trainmaster.control import submit as submitting
 from trainmaster.control.queueing import sets
 from trainmaster.core.config.sweep import parse_sweep
-from trainmaster.core.errors import JobFinal, SpecError, TargetError
+from trainmaster.core.errors import JobFinal, KeyTaken, SpecError, TargetError
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages import sets as pages
 from trainmaster.store import audit, jobs, known_targets
@@ -230,6 +231,58 @@ def test_a_trial_that_cannot_begin_says_why_and_begins_when_it_can(
     assert found is not None and found.message.startswith("trial 1 cannot begin")
     sets.advance(db)
     assert len(open_jobs(db, row.id)) == 2
+
+
+@pytest.mark.both_databases
+def test_one_key_sent_at_once_by_many_makes_one_set(db: Database) -> None:
+    made: list[tuple[str, bool]] = []
+    ready = threading.Barrier(4)
+
+    def send() -> None:
+        ready.wait()
+        row, new = sets.submit_set_once(db, parse_sweep(DOCUMENT), key="nightly")
+        made.append((row.id, new))
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({set_id for set_id, _ in made}) == 1 and sorted(new for _, new in made) == [False, False, False, True]
+    assert len(store.list_sets(db)) == 1 and len(store.list_trials(db, made[0][0])) == 6
+    for other in ({**DOCUMENT, "parallel": 1}, {**DOCUMENT, "env": {"SEED": "9"}}):
+        with pytest.raises(KeyTaken, match="stands for set"):
+            sets.submit_set_once(db, parse_sweep(other), key="nightly")
+
+
+def test_a_key_is_answered_without_a_check(db: Database) -> None:
+    """A target that is gone since, or a budget that is spent, does not hide what was made."""
+
+    def gone(_word: str) -> targets.Target:
+        raise TargetError("its file is gone")
+
+    row, _ = sets.submit_set_once(db, parse_sweep(DOCUMENT), key="k")
+    assert sets.submit_set_once(db, parse_sweep(DOCUMENT), key="k", load=gone) == (row, False)
+    with pytest.raises(TargetError):
+        sets.submit_set_once(db, parse_sweep(DOCUMENT), key="other", load=gone)
+
+
+def test_what_is_the_same_for_all_trials_is_asked_once(db: Database) -> None:
+    def count(trials: int) -> int:
+        asked: list[str] = []
+
+        def note(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+            asked.append(statement)
+
+        event.listen(db.engine, "before_cursor_execute", note)
+        try:
+            values = [str(number) for number in range(trials)]
+            sets.submit_set(db, parse_sweep({**DOCUMENT, "matrix": {"size": ["s"], "env.SEED": values}}))
+        finally:
+            event.remove(db.engine, "before_cursor_execute", note)
+        return len(asked)
+
+    assert count(40) == count(2)
 
 
 def test_a_set_with_a_trial_that_its_target_refuses_makes_no_row(db: Database) -> None:

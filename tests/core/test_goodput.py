@@ -140,6 +140,34 @@ def test_why_the_time_before_a_first_step_is_unknown() -> None:
     assert notes(mark(40, "TRAINING", "start"), step(90, 1), step(100, 2), trainer=True) == ()
 
 
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("steps", [0, 100])
+def test_steps_without_a_time_are_unknown_and_never_a_start(checked: bool, steps: int) -> None:
+    """Lines without `ts`, as the script guide's function once wrote them, with the checks and with `preflight: 0`."""
+    beginning = BEGINNING if checked else BEGINNING[:1]
+    untimed = [mark(None, "STEP", "metrics", step=n, loss=2.0) for n in range(1, steps + 1)]
+    marks = [*beginning, *untimed, mark(190, "PROJECT", "end")]
+    bins = one(marks, trainer=False)
+    assert bins["unknown"] == (161 if checked else 174)
+    assert bins["starting"] == (3 + 0.5 + 1 if checked else 3 + 0.5)  # up to the agent's first line, and to the checks
+    attempt = AttemptHistory(number=1, started=at(15.5), marks=marks)
+    notes = book(History(created=BASE, stages=WHOLE, attempts=(attempt,)), now=NOW).notes
+    if steps:
+        said = f"attempt 1: {bins['unknown']:.1f} s are unknown: the program has reported {steps} steps, but no time"
+        assert notes[0].startswith(said) and "`ts`" in notes[0]
+        assert notes[1] == "attempt 1: 100 events without a time were left out"
+    else:
+        assert "has reported no step" in notes[0] and len(notes) == 1
+
+
+def test_what_a_program_calls_a_start_after_the_checks_is_unknown() -> None:
+    marks = [*BEGINNING, mark(31, "PROJECT", "start"), mark(50, "EVAL_TRAINING", "end"), step(90, 1), step(100, 2),
+             mark(190, "PROJECT", "end")]  # fmt: skip
+    assert one(marks, trainer=False)["starting"] == 3 + 0.5 + 1
+    # Its agent's first lines were lost with the head of the file.
+    assert "starting" not in one([mark(90, "STEP", "metrics", step=1)], WHOLE[:1] + WHOLE[3:], trainer=False)
+
+
 def test_a_program_is_taken_at_its_word() -> None:
     marks = [*BEGINNING, mark(40, "TRAINING", "start"), mark(60, "TRAINING", "epoch_complete"),
              mark(90, "TRAINING", "end"), mark(190, "PROJECT", "end")]  # fmt: skip
@@ -361,3 +389,19 @@ def test_a_long_attempt_costs_what_its_events_do() -> None:
     node = NodeTime(trainer=True, stall_us=None, top=0, _stalls=Counting())
     node.run(sorted(marks), start=at(16), end=at(200), goes_on=False)
     assert calls <= 2 and sum(high - low for low, high, bin_ in node.segments if bin_ is Bin.SAVE_STALL) > 19 * US
+
+
+@pytest.mark.slow
+def test_a_program_of_ones_own_is_starting_only_before_its_checks() -> None:
+    """Over random histories: behind the last pre-flight of an attempt no time is called a start."""
+    for seed in range(300):
+        history, _, _ = random_history(random.Random(seed))
+        plain = [Mark(m.at, m.phase, m.event, {}) for a in history.attempts for m in a.marks if m.phase != "START"]
+        timed = sorted((m for m in plain if m.at is not None), key=lambda m: m.at or 0)
+        if not timed:
+            continue
+        start, end = timed[0].at or 0, (timed[-1].at or 0) + US
+        node = NodeTime(trainer=False, stall_us=history.stall_us, top=0)
+        node.run(timed, start=start, end=end, goes_on=False)
+        checked = max((m.at or 0 for m in timed if (m.phase, m.event) == ("PREFLIGHT", "start")), default=start)
+        assert all(high <= checked for _, high, bin_ in node.segments if bin_ is Bin.STARTING), seed

@@ -79,3 +79,10 @@ def test_a_value_is_no_template() -> None:
     matrix = {"a": ["{b}"], "b": ["{a}"]}
     (trial,) = parse_sweep({"name": "a", "command": ["{a}", "{b}"], "matrix": matrix}).trials
     assert trial.spec.command == ("{b}", "{a}")
+
+
+@pytest.mark.parametrize("value", ["a\x00b", ["x", "\x00"], {"A": "\x00"}, {"\x00": "A"}])
+def test_a_nul_in_a_value_is_called_one(value: object) -> None:
+    document = {"name": "a", "command": ["x"], "matrix": {"env.A": ["1", value]}}
+    with pytest.raises(SpecError, match=r"matrix.env.A: a value holds a NUL character"):
+        parse_sweep(document)

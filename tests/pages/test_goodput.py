@@ -218,7 +218,7 @@ def test_the_verb(db: Database, tmp_path: Path) -> None:
     answer = json.loads(ask(tmp_path, story.id, "--json").output)
     assert sum(line["gpu_us"] for line in answer["goodput"]["bins"]) == answer["goodput"]["gpu_us"]
     everything = ask(tmp_path, "--all")
-    assert "from the beginning: 1 jobs" in everything.output and "stalled 78%" in everything.output
+    assert "from the beginning: 1 job\n" in everything.output and "stalled 78%" in everything.output
     assert json.loads(ask(tmp_path, "--month", "2026-03", "--json").output)["total"]["jobs"] == 1
     assert "no job of project x was there so far" in ask(tmp_path, "--all", "--project", "x").output
     for words in ([story.id, "--all"], ["--month", "x"]):

@@ -291,13 +291,23 @@ def test_a_set_that_a_request_multiplies_too_far_is_refused_with_the_limit(db: D
     assert store.list_sets(db) == []
 
 
-def test_a_key_that_would_not_be_honoured_is_refused(db: Database, tmp_path: Path) -> None:
-    """It was taken without a word, and the same set was made twice."""
-    app = create_app(db, tmp_path, reconcile=False)
+def test_a_key_makes_one_set_however_often_it_is_sent(
+    db: Database, tmp_path: Path, tokens: dict[str, dict[str, str]]
+) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True, trust_jobs=True)
+    key = {"Idempotency-Key": "nightly"}
     with TestClient(app, base_url=BASE, client=LOCAL) as client:
-        answer = client.post("/v1/sets", json=BODY, headers={"Idempotency-Key": "nightly"})
-    assert answer.status_code == 422 and "Idempotency-Key" in answer.json()["error"]["message"]
-    assert store.list_sets(db) == []
+        made, again = (client.post("/v1/sets", json=BODY, headers={**tokens["user"], **key}) for _ in range(2))
+        assert (made.status_code, again.status_code) == (201, 200) and made.json() == again.json()
+        other = client.post("/v1/sets", json={**BODY, "parallel": 2}, headers={**tokens["user"], **key})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "key_taken")
+        assert f"stands for set {made.json()['set']['id']}" in other.text
+        elsewhere = client.post("/v1/sets", json=BODY, headers={**tokens["stranger"], **key})
+        assert elsewhere.status_code == 201, "a key is of a project"
+        assert client.post("/v1/sets", json=BODY, headers=tokens["user"]).status_code == 201
+        bad = client.post("/v1/sets", json=BODY, headers={**tokens["user"], "Idempotency-Key": "a b"})
+        assert bad.status_code in (400, 422)
+    assert len(store.list_sets(db)) == 3
 
 
 def test_a_text_that_all_trials_share_is_looked_at_once(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,16 @@ class SetPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedSet(SetPage):
+    """A set that was submitted. `new`: False where the same key had created it before.
+
+    The API sends `new` as its status code: 201 or 200.
+    """
+
+    new: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetsPage:
     """Sets, newest first."""
 

@@ -35,6 +35,17 @@ _OTHER_WORDS = {
     "kill": "cancel", "scancel": "cancel", "squeue": "queue", "sinfo": "nodes", "drain": "remedy", "login": "token",
     "version": "--version", "help": "--help",
 }  # fmt: skip
+# Options of other programs, by verb.
+_OTHER_OPTIONS = {
+    ("submit", "--priority"): "It is a value of the spec: trainmaster submit FILE.yaml queue.priority=high",
+    ("submit", "--after"): "It is a value of the spec: trainmaster submit FILE.yaml 'after.jobs=[NAME]'",
+    ("queue", "-u"): "--project NAME shows one project; trainmaster jobs --by NAME lists a person's jobs",
+    ("queue", "--user"): "--project NAME shows one project; trainmaster jobs --by NAME lists a person's jobs",
+    ("jobs", "-u"): "--by NAME lists a person's jobs",
+    ("jobs", "--user"): "--by NAME lists a person's jobs",
+    ("jobs", "-a"): "Jobs that are over are listed too; --limit N shows more",
+    ("jobs", "--all"): "Jobs that are over are listed too; --limit N shows more",
+}
 _ELSEWHERE = {"compare": "Runs are compared on the page Compare of 'trainmaster serve'."}
 
 
@@ -88,6 +99,15 @@ class _Verbs(TyperGroup):
 
 class _Verb(TyperCommand):
     """A verb whose help names the targets that there are."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as wrong:  # typer may bring a click of its own
+            option = getattr(wrong, "option_name", None)
+            if hint := _OTHER_OPTIONS.get((str(self.name), str(option))):
+                ctx.fail(f"No such option: {option}. {hint}")
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:

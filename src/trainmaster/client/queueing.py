@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import uuid
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -9,8 +11,12 @@ from urllib.parse import quote
 from trainmaster.api.codec import decode
 from trainmaster.api.jobs import JobsPage
 from trainmaster.api.queue import MachinesPage, ProjectShare, QueuePage
-from trainmaster.api.sets import SetLine, SetPage
+from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
 from trainmaster.client.transport import Transport
+from trainmaster.core.config.search import MOST_TRIALS
+
+# For the check of one trial: 25 times what one of our trainer takes, so that a busy server answers in time too.
+_TRIAL_S = 0.1
 
 
 class QueueCalls:
@@ -45,12 +51,16 @@ class QueueCalls:
             ProjectShare, self._transport.request("PUT", f"/v1/shares/{quote(project, safe='')}", body=body).json()
         )
 
-    def submit_set(self, document: Mapping[str, Any]) -> SetPage:
-        """Submit a spec with `matrix`, `search` or `schedule`.
+    def submit_set(self, document: Mapping[str, Any], *, key: str | None = None) -> SubmittedSet:
+        """Submit a spec with `matrix`, `search` or `schedule`. The same `key` and document return the same set, also
+        from another process. Without a key a random one is sent, so that a retry creates nothing twice.
 
-        Not sent again where no answer came: it would be another set.
+        The server checks each trial before it answers, and is given time for that.
         """
-        return decode(SetPage, self._transport.request("POST", "/v1/sets", body=document, again=False).json())
+        sent = {"Idempotency-Key": key or str(uuid.uuid4())}
+        more_s = _count_trials(document) * _TRIAL_S
+        answer = self._transport.request("POST", "/v1/sets", body=dict(document), headers=sent, more_s=more_s)
+        return decode(SubmittedSet, {**answer.json(), "new": answer.status_code == 201})
 
     def sets(self, *, project: str | None = None, find: str | None = None, limit: int = 50) -> tuple[SetLine, ...]:
         """Sets of runs, newest first; `find` is a name, or the beginning of an id."""
@@ -81,3 +91,10 @@ class QueueCalls:
     def _change_set(self, set_id: str, how: str) -> SetPage:
         path = f"/v1/sets/{quote(set_id, safe='')}/{how}"
         return decode(SetPage, self._transport.request("POST", path).json())
+
+
+def _count_trials(document: Mapping[str, Any]) -> int:
+    """Trials of a matrix; 1 where there is none, or it is none."""
+    matrix = document.get("matrix")
+    values = matrix.values() if isinstance(matrix, Mapping) else ()
+    return min(math.prod(len(each) for each in values if isinstance(each, list)), MOST_TRIALS)

@@ -51,6 +51,7 @@ class Transport:
             base_url=self.url, headers=headers, timeout=timeout_s, follow_redirects=False, trust_env=not loopback,
             verify=trusted,
         )  # fmt: skip
+        self._timeout_s, self._limit, self._late = timeout_s, httpx.Timeout, httpx.ReadTimeout
         self._streaming = httpx.Timeout(timeout_s, read=max(timeout_s, _SILENT_S))
 
     def close(self) -> None:
@@ -67,22 +68,26 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         again: bool = True,
         fine: frozenset[int] = frozenset(),
+        more_s: float = 0.0,
     ) -> httpx.Response:
         """One request. With `again` it is retried after a lost connection, 429, 502, 503 and 504.
 
-        Errors are raised, except the statuses in `fine`.
+        Errors are raised, except the statuses in `fine`. `more_s`: what the server is known to take, over the time-out.
         """
+        wait_s = self._timeout_s + more_s
         kept = {name: value for name, value in (params or {}).items() if value is not None}
         for turn in range(self.retries + 1 if again else 1):
             last = turn == self.retries or not again
             try:
                 answer = self._http.request(
-                    method, path, params=kept, json=body, content=content, headers=dict(headers or {})
-                )
+                    method, path, params=kept, json=body, content=content, headers=dict(headers or {}),
+                    timeout=self._limit(self._timeout_s, read=wait_s),
+                )  # fmt: skip
             except self._errors as error:
-                if last or _is_untrusted(error):
-                    raise self._unreachable(error) from None
-                self._rest(turn, error)
+                why = self._unreachable(error, wait_s=wait_s)
+                if last or isinstance(why, Untrusted):
+                    raise why from None
+                self._rest(turn, why if isinstance(why, NoAnswer) else error, tell=isinstance(why, NoAnswer))
                 continue
             if answer.status_code in _LATER and answer.status_code not in fine and not last:
                 self._rest(turn, refusal(answer.status_code, _json(answer)), asked_s=_asked_rest(answer))
@@ -132,14 +137,18 @@ class Transport:
             self._rest(turn, why)
             turn += 1
 
-    def _rest(self, turn: int, error: Exception, *, asked_s: float = 0.0) -> None:
-        """Wait before the next try, and say so where a person would wonder."""
+    def _rest(self, turn: int, error: Exception, *, asked_s: float = 0.0, tell: bool = False) -> None:
+        """Wait before the next try, and say so where a person would wonder, or has waited already (`tell`)."""
         rest_s = max(backoff_s(turn + 1, first_s=_REST_S, longest_s=_LONGEST_S), asked_s)
-        if rest_s > _SAY_S and self._on_wait is not None:
-            self._on_wait(f"{self.url}: {error}; trying again in {rest_s:.0f} s ({turn + 1} of {self.retries})")
+        if (rest_s > _SAY_S or tell) and self._on_wait is not None:
+            what = str(error) if str(error).startswith(self.url) else f"{self.url}: {error}"
+            when = f" in {rest_s:.0f} s" if rest_s > _SAY_S else ""
+            self._on_wait(f"{what}; trying again{when} ({turn + 1} of {self.retries})")
         time.sleep(rest_s)
 
-    def _unreachable(self, error: Exception) -> ServerUnreachable:
+    def _unreachable(self, error: Exception, *, wait_s: float | None = None) -> ServerUnreachable:
+        if wait_s is not None and isinstance(error, self._late):
+            return NoAnswer(f"{self.url} did not answer within {wait_s:.3g} s; it may still do what was asked")
         why = str(error) or type(error).__name__
         if _is_untrusted(error):
             return Untrusted(
@@ -147,6 +156,10 @@ class Transport:
                 "SSL_CERT_FILE to the PEM file of the authority that signed it"
             )
         return ServerUnreachable(f"{self.url} cannot be reached: {why}; is `trainmaster serve` running there?")
+
+
+class NoAnswer(ServerUnreachable):
+    """The request was sent, and no answer came in time. What it asks for may be done or not."""
 
 
 class Untrusted(ServerUnreachable):

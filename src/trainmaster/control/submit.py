@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,13 +19,31 @@ from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import attempts, audit, jobs, tokens
-from trainmaster.store.capacity import after
+from trainmaster.store.capacity import after, sets
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Rents, Target
 
 LOCAL = "local"  # caller name of the command line working on the database itself
+
+
+class Asked:
+    """What the rows and the targets answer to a submission; to the trials of a set, each question once."""
+
+    def __init__(self, db: Database, load: Callable[[str], Target]) -> None:
+        self._db, self.load = db, functools.cache(load)
+        self._words: dict[tuple[str, str], str] = {}
+        self.check_workdir = functools.cache(functools.partial(workdir.check_known, db))
+        self.places = dispatch.Places(db)
+
+    def find_word(self, spec: JobSpec) -> str:
+        """What its target stands for."""
+        asked = (spec.project, spec.target)
+        if asked not in self._words:
+            with self._db.read() as conn:
+                self._words[asked] = known_targets.find_word(conn, spec)
+        return self._words[asked]
 
 
 def submit(db: Database, spec: JobSpec, *, load: Callable[[str], Target] = targets.load, by: str = LOCAL) -> JobRow:
@@ -92,19 +111,23 @@ def check(
     load: Callable[[str], Target] = targets.load,
     pinned: bool = False,
     recognise: Callable[[str], str | None] = recognise,
+    asked: Asked | None = None,
 ) -> tuple[JobSpec, str, str, float | None]:
-    """The spec as it would be stored, what its target stands for, an id and the price; errors as of `submit_once`."""
-    with db.read() as conn:
-        word = known_targets.find_word(conn, spec)
+    """The spec as it would be stored, what its target stands for, an id and the price; errors as of `submit_once`.
+
+    `asked`: of the set that the spec is a trial of.
+    """
+    asked = asked or Asked(db, load)
+    word = asked.find_word(spec)
     spec = _find_first(db, spec, word)
     pin_after(db, spec, pinned=pinned)
     # Here and not in the spec itself: rows of earlier days must stay readable.
-    if faults := [*find_in_spec(spec, recognise=recognise), *_find_tilde(spec), *dispatch.find_faults(db, word, spec)]:
+    if faults := [*find_in_spec(spec, recognise=recognise), *_find_tilde(spec), *asked.places.find_faults(word, spec)]:
         raise SpecError(faults)
-    workdir.check_known(db, spec.project, spec.workdir)
+    asked.check_workdir(spec.project, spec.workdir)
     job_id = str(uuid.uuid4())
     # Planning touches nothing, so a trial of it costs nothing; the folder it names is thrown away.
-    target = load(word)
+    target = asked.load(word)
     targets.refuse_queue(word, spec)
     inputs.refuse_unserved(spec, target)
     planned = target.plan(Placement(attempt=f"{job_id}.1", spec=spec, job_folder=Path("/") / job_id))
@@ -182,6 +205,12 @@ def pin_after(db: Database, spec: JobSpec, *, pinned: bool = False) -> JobSpec:
             continue
         message = f"the project {spec.project} has no job {word!r}; submit that one first"
         message = f"{word!r} is the beginning of several ids; write more of the id" if found else message
+        if not found and (named := sets.list_sets(db, project=spec.project, find=word, limit=1)):
+            name = named[0].name
+            message = (
+                f"{word!r} is a set of runs, and a job waits for jobs: name those of its runs that have begun, as "
+                f"{name}-1; `trainmaster show {name}` lists them"
+            )
         faults.append(Fault(path=f"after.jobs[{number}]", message=message))
     if faults:
         raise SpecError(faults)

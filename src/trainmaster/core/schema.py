@@ -89,10 +89,22 @@ def _above_most(value: object, path: str) -> Iterator[Fault]:
             yield Fault(path=where, message=f"{inner} is out of range; it must be at most {most:g}")
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
+@functools.cache
+def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...] | None:
+    """Fields of a dataclass; None for another type. A set of runs asks for those of 60 classes a thousand times."""
+    return dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else None
+
+
 def to_plain(value: object) -> Any:
     """The same data as dicts, lists and scalars, ready for JSON; `build` reads it back."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    kind: Any = type(value)
+    if kind in _SCALARS:  # nearly every value
+        return value
+    if (items := _fields(kind)) is not None:
+        return {item.name: to_plain(getattr(value, item.name)) for item in items}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -107,9 +119,12 @@ def to_stated(value: object) -> Any:
 
     A null that was stated where the default is a value stays.
     """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    kind: Any = type(value)
+    if kind in _SCALARS:
+        return value
+    if (items := _fields(kind)) is not None:
         stated: dict[str, Any] = {}
-        for item in dataclasses.fields(value):
+        for item in items:
             plain = to_stated(getattr(value, item.name))
             if plain not in (None, [], {}) or not _is_default(item, getattr(value, item.name)):
                 stated[item.name] = plain

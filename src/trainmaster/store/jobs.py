@@ -70,9 +70,9 @@ def insert_once(
     conn: Connection, job_id: str, spec: JobSpec, *, key: str | None, by: str | None, at: datetime, word: str
 ) -> tuple[str, bool]:
     """The id of the job that stands for this submission, and whether it was made now. KeyTaken on another spec."""
-    name, content = (_digest(key), _digest(json.dumps(to_plain(spec), sort_keys=True))) if key else (None, None)
+    name, content = (digest(key), digest(json.dumps(to_plain(spec), sort_keys=True))) if key else (None, None)
     if name is not None:
-        _hold(conn, spec.project, name)
+        hold(conn, spec.project, name)
         earlier = select(t.jobs.c.id, t.jobs.c.submit_hash).where(
             t.jobs.c.project == spec.project, t.jobs.c.submit_key == name
         )
@@ -89,7 +89,7 @@ def insert_once(
 
 def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
     """The open job that writes the checkpoints of this one: itself, or one that goes on with them, or may do so."""
-    _hold(conn, "checkpoints", first)
+    hold(conn, "checkpoints", first)
     writes_them = or_(t.jobs.c.id == first, may_resume(first))
     query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None), t.jobs.c.id != besides, writes_them)
     return conn.execute(query.limit(1)).scalar_one_or_none()
@@ -339,13 +339,13 @@ def delete_job(conn: Connection, job_id: str) -> None:
     conn.execute(t.jobs.delete().where(t.jobs.c.id == job_id, t.jobs.c.stage.is_(None)))
 
 
-def _hold(conn: Connection, project: str, name: str) -> None:
+def hold(conn: Connection, project: str, name: str) -> None:
     """Lock this key until the transaction ends. SQLite has one writer at a time anyway."""
     if conn.dialect.name == "postgresql":
         conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(f"{project}/{name}", 0))))
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Annotated
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
 
 from trainmaster.control import known_targets
@@ -33,6 +33,7 @@ from trainmaster.core.states import Status
 from trainmaster.pages.jobs import MOST
 from trainmaster.storage import Store
 from trainmaster.store import jobs
+from trainmaster.store.capacity import sets
 from trainmaster.store.database import Database
 from trainmaster.store.heads import JobHead, find_head
 from trainmaster.store.rows import JobRow
@@ -143,6 +144,12 @@ def _job(
             raise not_found(uuid[:64]) from None
         raise
     if job is None or not who.sees(job.project):  # a job of another project must look like none
+        row = sets.find_set(db, uuid) if job is None and is_uuid(uuid) else None
+        if row is not None and who.sees(row.project):
+            message = (
+                f"{uuid} is a set of runs, not a job; GET /v1/sets/{uuid} or `trainmaster show {row.name}` lists them"
+            )
+            raise Refused(404, "not_found", message)
         raise not_found(uuid[:64])
     return job
 
@@ -170,6 +177,10 @@ Find = Annotated[
 By = Annotated[_Text | None, Query(description="jobs that this token or person submitted: the whole name")]
 Named = Annotated[_Text | None, Query(description="jobs with this name: the whole name")]
 Failed = Annotated[bool, Query(description="only deliveries that failed or wait for a retry")]
+Key = Annotated[
+    str | None,
+    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="name of this submission: the same key returns what it made"),
+]
 Limit = Annotated[int, Query(ge=1, le=MOST, description="maximum number of results")]
 Offset = Annotated[int, Query(ge=0, le=2**31, description="number of results to skip")]
 

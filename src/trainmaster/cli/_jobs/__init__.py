@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.queue import MachinesPage, QueuePage
-    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client.workdir import Receiver
@@ -74,7 +74,7 @@ class Jobs(Protocol):
     def receiver(self, project: str) -> Receiver:
         """Where snapshots of working folders of a project go."""
 
-    def submit_set(self, sweep: Sweep) -> SetPage: ...
+    def submit_set(self, sweep: Sweep, *, key: str | None) -> SubmittedSet: ...
 
     def find_set(self, word: str) -> SetPage | None:
         """The set of runs with this id, a unique beginning of it, or the newest of this name."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from trainmaster.cli import _console
 from trainmaster.cli._jobs.home_queue import HomeQueue
+from trainmaster.cli._views.sets import refuse_set
 from trainmaster.core.errors import JobUnreadable, UsageError
 from trainmaster.core.secret.shapes import recognise
 
@@ -50,6 +51,8 @@ class HomeJobs(HomeQueue):
         from trainmaster.store import heads
 
         rows = heads.search_heads(self.db, word) if word else []  # every id begins with nothing: cancel "$UNSET"
+        if not rows and word and (page := self.find_set(word)) is not None:
+            raise refuse_set(word, page)
         if not rows:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(rows) > 1 and rows[0][1] != word:

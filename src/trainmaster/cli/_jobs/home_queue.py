@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trainmaster.api.queue import MachinesPage, QueuePage
-    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.core.config.sweep import Sweep
     from trainmaster.store.database import Database
 
@@ -53,13 +53,16 @@ class HomeQueue:
             devices.set_share(conn, project, weight=weight, quota=quota)
             audit.record(conn, who=_BY, action="share.set", subject=f"share:{project}", detail=detail)
 
-    def submit_set(self, sweep: Sweep) -> SetPage:
+    def submit_set(self, sweep: Sweep, *, key: str | None) -> SubmittedSet:
+        from trainmaster.api.sets import SubmittedSet
         from trainmaster.control import known_targets
         from trainmaster.control.queueing import sets
 
         for trial in sweep.trials:
             known_targets.refuse_job_file(trial.spec.target, self.home)
-        return self._set(sets.submit_set(self.db, sweep).id)
+        row, new = sets.submit_set_once(self.db, sweep, key=key)
+        page = self._set(row.id)
+        return SubmittedSet(set=page.set, trials=page.trials, new=new)
 
     def find_set(self, word: str) -> SetPage | None:
         from trainmaster.pages import sets

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainmaster.api.costs import CostPage, JobSpending
 from trainmaster.cli import _console
+from trainmaster.cli._views.sets import refuse_set
 from trainmaster.core.errors import UsageError
 from trainmaster.core.ids import is_uuid
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from trainmaster.api.goodput import GoodputPage, JobGoodput
     from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
     from trainmaster.api.queue import MachinesPage, QueuePage
-    from trainmaster.api.sets import SetLine, SetPage
+    from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.api.targets import KnownTarget
     from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
@@ -53,6 +55,8 @@ class ServerJobs:
                 _console.note_newest(word, *named)
             return named[0]
         begun = [line.id for line in self._find_lines(word) if line.id.startswith(word)] if _ID.match(word) else []
+        if not begun and (page := self.find_set(word)) is not None:
+            raise refuse_set(word, page)
         if not begun:
             raise UsageError(f"no job {word!r}; `trainmaster jobs` lists them")
         if len(begun) > 1:
@@ -96,8 +100,17 @@ class ServerJobs:
             return self._client.jobs_alone(project=project, limit=limit, offset=offset)
         return self._client.jobs(status=status, project=project, find=find, by=by, limit=limit, offset=offset)
 
-    def submit_set(self, sweep: Sweep) -> SetPage:
-        return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir})
+    def submit_set(self, sweep: Sweep, *, key: str | None) -> SubmittedSet:
+        from trainmaster.client.transport import NoAnswer
+
+        sent = key or str(uuid.uuid4())
+        try:
+            return self._client.submit_set({**sweep.document, "workdir": sweep.trials[0].spec.workdir}, key=sent)
+        except NoAnswer as late:
+            raise NoAnswer(
+                f"{late}: `trainmaster show {sweep.name}` says whether the set is there; the same command with "
+                f"`--key {sent}` makes no second one"
+            ) from None
 
     def find_set(self, word: str) -> SetPage | None:
         if not _WORD.fullmatch(word) or not (lines := self.sets(project=None, find=word)):

@@ -25,12 +25,10 @@ if TYPE_CHECKING:
 _SHOWN = 5  # trials of a search, and times of a schedule, in a dry run
 
 
-def refuse_options(*, follow: bool, key: str | None) -> None:
+def refuse_options(*, follow: bool) -> None:
     """UsageError for what a set has not."""
     if follow:
         raise UsageError("--follow watches one job; a set has `trainmaster show NAME`")
-    if key:
-        raise UsageError("--key stands for one job; a set that is submitted twice is two sets")
 
 
 def change(sweep: Sweep, edit: Callable[[JobSpec], JobSpec]) -> Sweep:
@@ -96,7 +94,9 @@ def _describe_search(sweep: Sweep, search: Search) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def submit(jobs: Jobs, sweep: Sweep, workdir: Workdir, *, home: Path, server: bool, json: bool) -> None:
+def submit(
+    jobs: Jobs, sweep: Sweep, workdir: Workdir, *, key: str | None, home: Path, server: bool, json: bool
+) -> None:
     """Upload the working folder once, and submit the set. UsageError for a schedule that nobody would follow."""
     if sweep.schedule is not None and not jobs.is_driven():
         raise UsageError(
@@ -104,13 +104,15 @@ def submit(jobs: Jobs, sweep: Sweep, workdir: Workdir, *, home: Path, server: bo
             "start one (trainmaster serve) and submit again, or name one: --server URL"
         )
     # What is refused of the first run is refused of the set.
-    first = send_checked(jobs, sweep.trials[0].spec, workdir, key=None, home=home, server=server)
-    page = jobs.submit_set(change(sweep, lambda spec: replace(spec, workdir=first.workdir)))
+    first = send_checked(jobs, sweep.trials[0].spec, workdir, key=key, home=home, server=server)
+    page = jobs.submit_set(change(sweep, lambda spec: replace(spec, workdir=first.workdir)), key=key)
     if json:
         _console.as_json(page)
         return
     what = f"next run {next_text(page.set)}" if page.set.schedule else f"{page.set.trials} trials"
-    _console.out.print(f"submitted [bold]{page.set.name}[/] as {page.set.id}: {what}")
+    _console.out.print(
+        f"{'submitted' if page.new or key is None else 'found'} [bold]{page.set.name}[/] as {page.set.id}: {what}"
+    )
     _console.note(f"see it with: trainmaster show {page.set.name}")
     if not jobs.is_driven():
         _console.note("no server works on this home folder yet; start one with: trainmaster serve")

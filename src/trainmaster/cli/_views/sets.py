@@ -8,11 +8,20 @@ from rich.markup import escape
 from rich.table import Table
 
 from trainmaster.cli import _console
+from trainmaster.core.errors import UsageError
 from trainmaster.core.money.cost import dollars, spent_words
 from trainmaster.core.states import Status
 
 if TYPE_CHECKING:
     from trainmaster.api.sets import SetLine, SetPage, Trial
+
+
+def refuse_set(word: str, page: SetPage) -> UsageError:
+    """What to type where a word that names a set was given for a job."""
+    line, begun = page.set, [trial.name for trial in page.trials if trial.job is not None]
+    runs = f"{line.trials} run{'s' if line.trials != 1 else ''}"
+    what = f"{word!r} is a set of {runs}, not a job; `trainmaster show {line.name}` lists them"
+    return UsageError(f"{what}: write one of them, as {begun[0]}" if begun else f"{what}; none has begun yet")
 
 
 def print_set(page: SetPage) -> None:

@@ -20,7 +20,7 @@ from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 if TYPE_CHECKING:
     from trainmaster.api.goodput import Goodput, GoodputPage, GoodputSum, JobGoodput
 
-_BAR = 30  # characters of the longest bar
+_BAR = 28  # characters of the longest bar: with the longest words beside it a line of 80
 
 
 def goodput(
@@ -79,10 +79,10 @@ def _print_job(job: JobGoodput, *, unit: str) -> None:
 
 def _print_page(page: GoodputPage) -> None:
     name = f"project {escape(page.project)}" if page.project else "all projects"
-    _console.out.print(f"[bold]{name}[/], {page.month or 'from the beginning'}: {page.total.jobs} jobs")
+    _console.out.print(f"[bold]{name}[/], {page.month or 'from the beginning'}: {_count(page.total.jobs)}")
     _print_bins(page.total.goodput)
     if page.total.goodput.unpriced_jobs:
-        _console.note(f"{page.total.goodput.unpriced_jobs} of {page.total.jobs} jobs have no known price")
+        _console.note(f"{page.total.goodput.unpriced_jobs} of {_count(page.total.jobs)} without a known price")
     for title, sums in (("project", page.projects), ("target", page.targets), ("month", page.months)):
         if len(sums) > 1:
             _print_sums(title, sums)
@@ -103,6 +103,10 @@ def _print_page(page: GoodputPage) -> None:
     _console.out.print(table)
     if page.more:
         _console.note(f"and {page.more} that lost less; --limit shows more")
+
+
+def _count(jobs: int) -> str:
+    return f"{jobs} job{'s' if jobs != 1 else ''}"
 
 
 def _print_bins(goodput: Goodput, *, unit: str = "GPU") -> None:
@@ -158,7 +162,7 @@ def _percent(ratio: float | None) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column == "")
+        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column in ("", "what"))
     return table
 
 

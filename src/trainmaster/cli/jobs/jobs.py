@@ -73,7 +73,11 @@ def jobs(
         if plain and project is None and not offset:
             _console.note("no job yet; submit one with: trainmaster submit FILE.yaml")
         else:
-            _console.note("no such job")
+            asked = {"--status": status and status.value, "--project": project, "--find": find, "--by": by}
+            words = " ".join(f"{option} {value}" for option, value in asked.items() if value is not None)
+            if offset:
+                words = f"{words} --offset {offset}".strip()
+            _console.note(_console.plain(f"no job for {words}; `trainmaster jobs` lists all"))
     else:
         _print(page, offset, sets, undriven=undriven)
 

@@ -92,7 +92,7 @@ def _print(page: QueuePage) -> None:
     if _console.out.width - sum(widths.values()) - 2 * len(widths) >= _WHY:
         table = Table(box=None, header_style="dim", pad_edge=False)
         for column in (*widths, "why"):
-            table.add_column(column, justify="right" if column in _RIGHT else "left")
+            table.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=column != "why")
         for row, line in zip(rows, page.jobs, strict=True):
             table.add_row(*map(escape, row.values()), escape(line.reason))
         _console.out.print(table)
@@ -110,10 +110,12 @@ def _print_narrow(page: QueuePage, rows: Sequence[Mapping[str, str]], widths: di
     _console.out.print(f"[dim]{_join({column: column for column in widths}, widths)}[/]")
     for row, line in zip(rows, page.jobs, strict=True):
         _console.out.print(escape(_join(row, widths)), overflow="fold")
-        start = f"; starts {row['starts']}" if line.expected_at is not None else ""
         ahead = f"; before it: {row['before it']}" if row["before it"] else ""
-        text = _console.plain(line.reason + ahead) + start
-        _console.out.print(Padding(text, (0, 0, 0, widths["place"] + 2), expand=False))
+        below = [line.reason + ahead]
+        if line.expected_at is not None:  # on a line of its own, which no terminal breaks in a time
+            below.append(f"starts {row['starts']}")
+        for text in below:
+            _console.out.print(Padding(_console.plain(text), (0, 0, 0, widths["place"] + 2), expand=False))
 
 
 def _join(row: Mapping[str, str], widths: Mapping[str, int]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +23,7 @@ from trainmaster.cli._views import dry_run_text, target_option
 from trainmaster.core.config.sweep import Sweep, is_sweep, parse_sweep
 from trainmaster.core.errors import SpecError, TargetError, TrainmasterError, UsageError
 from trainmaster.core.secret.in_spec import find_in_spec
+from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.documents import yaml_file
 
@@ -44,7 +47,8 @@ def submit(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Drive and watch the job to its end.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the job as JSON; with --dry-run, the plan.")] = False,
     key: Annotated[
-        str | None, typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job.")
+        str | None,
+        typer.Option("--key", help="Idempotency key: a repeated submit with it returns the same job or set."),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -89,10 +93,10 @@ def submit(
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     if is_sweep(chosen):
-        sweeps.refuse_options(follow=follow, key=key)
-        sweep = document.read(lambda _: sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow or [])), words)
+        sweeps.refuse_options(follow=follow)
+        sweep = document.read(lambda _: _read_sweep(chosen, allow or []), words)
         beside = Path.cwd() if on else spec.absolute().parent
-        _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, home=home, server=server)
+        _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, key=key, home=home, server=server)
         return
     job = document.read(lambda _: _allow(parse_spec(chosen), allow or []), words)
     if server is None:
@@ -148,6 +152,7 @@ def _submit_set(
     beside: Path,
     dry_run: bool,
     json: bool,
+    key: str | None,
     home: Path | None,
     server: str | None,
 ) -> None:
@@ -160,16 +165,25 @@ def _submit_set(
             return
         sweeps.require_sampler(sweep)
     with connect(home, server) as jobs:
-        sweeps.submit(jobs, sweep, folder, home=locate(home), server=server is not None, json=json)
+        sweeps.submit(jobs, sweep, folder, key=key, home=locate(home), server=server is not None, json=json)
 
 
-def _allow(spec: JobSpec, allow: list[str]) -> JobSpec:
+def _read_sweep(chosen: Any, allow: list[str]) -> Sweep:
+    """The trials of a document, with what `--allow` adds to each, and to the document: a server gets that."""
+    seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
+    sweep = sweeps.change(parse_sweep(chosen), lambda job: _allow(job, allow, recognise=seen))
+    if allow:
+        sweep = replace(sweep, document={**sweep.document, "allow": dict(sweep.trials[0].spec.allow)})
+    return sweep
+
+
+def _allow(spec: JobSpec, allow: list[str], *, recognise: Callable[[str], str | None] = recognise) -> JobSpec:
     """The spec, with what `--allow` adds; SpecError for a secret, so that a dry run tells it."""
     more = [word.partition("=") for word in allow]
     if any(not (place and reason.strip()) for place, _, reason in more):
         raise UsageError("--allow takes a place and why it is no secret: --allow 'command[3]=id of the data set'")
     spec = replace(spec, allow={**spec.allow, **{place: reason for place, _, reason in more}})
-    if secrets := list(find_in_spec(spec)):
+    if secrets := list(find_in_spec(spec, recognise=recognise)):
         raise SpecError(secrets)
     return spec
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import time
@@ -74,37 +75,55 @@ def _is_booked(context: Context, job: JobRow) -> bool:
     return context.bookings.get(job.id, (0, {}))[0] == job.attempts + 1
 
 
-def find_faults(db: Database, word: str, spec: JobSpec) -> list[Fault]:
-    """Why a job can never start on the machines that are known of its target, and where it would."""
-    if targets.find_traits(word) is None:
-        return []
-    places: dict[str, list[devices.DeviceRow]] = {}
-    for row in devices.list_devices(db):
-        places.setdefault(row.place, []).append(row)
-    closed = machines.list_machines(db)
-    place = targets.find_place(word)
-    kept, shut = places.pop(place, []), [row for row in closed if row.place == place]
-    kinds, request = machines.find_kinds(kept, shut), queue.find_request(spec)
-    if (need := request.need(kinds)) is None:
-        return []
-    if need.kind == "gpu" and spec.env.get(queue.HIDES_GPUS):
-        message = 'the queue assigns the GPUs; leave it out, or write "" for a job that uses none'
-        return [Fault(path=f"env.{queue.HIDES_GPUS}", message=message)]
-    quota = devices.list_shares(db).get(spec.project, Share()).quota
-    if quota is not None and need.devices > quota:
-        message = f"{need.devices} are more than the quota of project {spec.project}, {quota}: it could never start"
-        return [Fault(path="resources", message=message)]
-    misfit = find_misfit(need, machines.to_machines(kept, shut))
-    if misfit is None:
-        return []
-    fitting = [
-        targets.spell_place(place)
-        for place, rows in places.items()
-        if (other := request.need({row.kind for row in rows}))
-        and not find_misfit(other, machines.to_machines(rows, ()))
-    ]
-    where = f"; it would fit at {', '.join(sorted(fitting))}" if fitting else ""
-    return [Fault(path="resources.processes_per_node", message=f"{misfit}: it could never start{where}")]
+class Places:
+    """Devices, closed machines and quotas as the rows have them; each is read once."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    @functools.cached_property
+    def _devices(self) -> Mapping[str, Sequence[devices.DeviceRow]]:
+        places: dict[str, list[devices.DeviceRow]] = {}
+        for row in devices.list_devices(self._db):
+            places.setdefault(row.place, []).append(row)
+        return places
+
+    @functools.cached_property
+    def _closed(self) -> Sequence[machines.MachineRow]:
+        return machines.list_machines(self._db)
+
+    @functools.cached_property
+    def _shares(self) -> Mapping[str, Share]:
+        return devices.list_shares(self._db)
+
+    def find_faults(self, word: str, spec: JobSpec) -> list[Fault]:
+        """Why a job can never start on the machines that are known of its target, and where it would."""
+        if targets.find_traits(word) is None:
+            return []
+        place = targets.find_place(word)
+        kept, shut = self._devices.get(place, ()), [row for row in self._closed if row.place == place]
+        kinds, request = machines.find_kinds(kept, shut), queue.find_request(spec)
+        if (need := request.need(kinds)) is None:
+            return []
+        if need.kind == "gpu" and spec.env.get(queue.HIDES_GPUS):
+            message = 'the queue assigns the GPUs; leave it out, or write "" for a job that uses none'
+            return [Fault(path=f"env.{queue.HIDES_GPUS}", message=message)]
+        quota = self._shares.get(spec.project, Share()).quota
+        if quota is not None and need.devices > quota:
+            message = f"{need.devices} are more than the quota of project {spec.project}, {quota}: it could never start"
+            return [Fault(path="resources", message=message)]
+        misfit = find_misfit(need, machines.to_machines(kept, shut))
+        if misfit is None:
+            return []
+        fitting = [
+            targets.spell_place(other_place)
+            for other_place, rows in self._devices.items()
+            if other_place != place
+            and (other := request.need({row.kind for row in rows}))
+            and not find_misfit(other, machines.to_machines(rows, ()))
+        ]
+        where = f"; it would fit at {', '.join(sorted(fitting))}" if fitting else ""
+        return [Fault(path="resources.processes_per_node", message=f"{misfit}: it could never start{where}")]
 
 
 class Dispatcher:

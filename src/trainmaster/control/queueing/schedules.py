@@ -13,17 +13,18 @@ from datetime import datetime, timedelta
 
 from trainmaster.control import failpoints
 from trainmaster.control.submit import LOCAL
-from trainmaster.core.config.cron import MOST_WAITING, Schedule
+from trainmaster.core.config.cron import LATE, MOST_WAITING, Schedule
 from trainmaster.core.errors import UsageError
 from trainmaster.store import audit
 from trainmaster.store.capacity import schedules, sets
-from trainmaster.store.capacity.schedules import DueRow, ScheduleRow
+from trainmaster.store.capacity.schedules import DueRow, ScheduleRow, Span
 from trainmaster.store.database import Connection, Database
 
 TIME_VARIABLE = "TRAINMASTER_SCHEDULED_AT"  # of every run: the time that it stands for, with its offset
 COLUMN = "scheduled for"  # in the table of results; no variable of a matrix has a space in its name
 
 CLOCKS = timedelta(hours=1)  # by which the clocks of two servers may differ
+_MOST_SPANS = 100  # of decided times; a new one begins where times were missed or a clock was set
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,15 @@ def begin_due(db: Database, *, now: datetime) -> None:
 
 
 def _begin(db: Database, row: DueRow, now: datetime) -> None:
-    times = row.schedule.find_due(row.next_at, now)
-    next_at = row.schedule.find_next(now)
+    times = [time for time in row.schedule.find_due(row.next_at, now) if not _is_decided(row.decided, time)]
+    next_at = _find_next(row.schedule, row.decided, now)
     with failpoints.around("commit scheduled", row.set_id), db.write() as conn:
         if not schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=next_at):
             return
         begun, note = _choose(conn, row, times)
+        # Of times that passed long ago only those with a run: a clock that is ahead may have skipped the others.
+        in_time = [row.next_at] if now - row.next_at < LATE else []
+        schedules.keep_decided(conn, row.set_id, _decide(row, [*in_time, *begun]))
         if begun:
             first = schedules.take_numbers(conn, row.set_id, len(begun) * len(row.trials))
             schedules.insert_trials(conn, row.set_id, list(_make_trials(row, begun, first)))
@@ -58,11 +62,37 @@ def put_back(db: Database, *, now: datetime) -> None:
     """Find the next time again of schedules that wait for one too far ahead: a clock was, and is right again."""
     for row in schedules.list_ahead(db, now + CLOCKS):
         with contextlib.suppress(ValueError, KeyError):  # no such zone here: `begin_due` says so at its time
-            latest = row.schedule.find_next(now + CLOCKS)
+            latest = _find_next(row.schedule, row.decided, now + CLOCKS)
             if latest is not None and row.next_at is not None and row.next_at > latest:
+                next_at = _find_next(row.schedule, row.decided, now)
                 with db.write() as conn:
-                    schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=row.schedule.find_next(now))
+                    schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=next_at)
                 log.warning("schedule of set %s waited for %s; a clock was ahead", row.set_id, row.next_at)
+
+
+def _is_decided(decided: Sequence[Span], time: datetime) -> bool:
+    return any(first <= time <= last for first, last in decided)
+
+
+def _decide(row: DueRow, times: Sequence[datetime]) -> list[Span]:
+    """The spans of times that are not to come again, with these."""
+    spans = list(row.decided)
+    for time in sorted(times):
+        if _is_decided(spans, time):
+            continue
+        if spans and row.schedule.find_next(spans[-1][1]) == time:
+            spans[-1] = (spans[-1][0], time)
+        else:
+            spans.append((time, time))
+    return spans[-_MOST_SPANS:]
+
+
+def _find_next(schedule: Schedule, decided: Sequence[Span], after: datetime) -> datetime | None:
+    """The first time behind this one that is not decided yet."""
+    time = schedule.find_next(after)
+    while time is not None and (ends := [last for first, last in decided if first <= time <= last]):
+        time = schedule.find_next(max(ends))
+    return time
 
 
 def _choose(conn: Connection, row: DueRow, times: Sequence[datetime]) -> tuple[Sequence[datetime], str]:
@@ -70,8 +100,10 @@ def _choose(conn: Connection, row: DueRow, times: Sequence[datetime]) -> tuple[S
     waiting, going = schedules.count_open(conn, row.set_id)
     room = (MOST_WAITING - waiting) // len(row.trials)
     since = _show(row.schedule, row.next_at)
-    if not times:
+    if not times and row.schedule.missed == "skip":
         return (), f"no run for {since}: no server ran then (missed: skip)"
+    if not times:
+        return (), f"no run for {since}: it has had one; a clock was set back"
     if row.schedule.overlap == "skip" and waiting + going:
         return (), f"no run for {_show(row.schedule, times[-1])}: the one before is not over (overlap: skip)"
     if room < len(times):
@@ -122,7 +154,7 @@ def _change(db: Database, set_id: str, now: datetime | None, *, by: str) -> None
 
 def _next_after(row: ScheduleRow, now: datetime) -> datetime | None:
     """The next time of a schedule that goes on: none that was taken by a server whose clock is ahead of ours."""
-    next_at, latest = row.schedule.find_next(now), row.schedule.find_next(now + CLOCKS)
+    next_at, latest = (_find_next(row.schedule, row.decided, time) for time in (now, now + CLOCKS))
     if next_at is None or latest is None or row.next_at is None or not next_at < row.next_at <= latest:
         return next_at
     return row.next_at

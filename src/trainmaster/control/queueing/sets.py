@@ -10,6 +10,7 @@ its times (schedules.py).
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,9 +24,10 @@ from trainmaster.control.queueing import searching, study
 from trainmaster.core.config.cron import Schedule
 from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.errors import JobFinal, TrainmasterError, UsageError
+from trainmaster.core.schema import to_plain
 from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.states import Status
-from trainmaster.store import audit, tokens
+from trainmaster.store import audit, jobs, tokens
 from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Connection, Database, is_unavailable
@@ -42,14 +44,34 @@ class _NotNow(TrainmasterError):
 def submit_set(
     db: Database, sweep: Sweep, *, load: Callable[[str], Target] = targets.load, by: str = submitting.LOCAL
 ) -> SetRow:
-    """A new set. A trial that its target cannot take is refused before there is a row.
+    """A new set. A trial that its target cannot take is refused before there is a row."""
+    return submit_set_once(db, sweep, key=None, load=load, by=by)[0]
 
+
+def submit_set_once(
+    db: Database,
+    sweep: Sweep,
+    *,
+    key: str | None,
+    load: Callable[[str], Target] = targets.load,
+    by: str = submitting.LOCAL,
+) -> tuple[SetRow, bool]:
+    """The set that stands for this submission, and whether it is new.
+
+    The same key with the same document gives the same set, however often it is sent; with another one it is KeyTaken.
     The trials of a schedule have the name of the first time here, and come as rows at its times.
     """
+    sent = _digest(sweep, key) if key is not None else None
+    if sent is not None:  # one that is there needs no check, which takes seconds for a thousand trials
+        with db.read() as conn:
+            found = sets.find_sent(conn, sweep.project, sent)
+        if found is not None:
+            return _known(db, found), False
     if sweep.search is not None:
         study.require()
     seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
-    checked = [submitting.check(db, trial.spec, load=load, recognise=seen) for trial in sweep.trials]
+    asked = submitting.Asked(db, load)  # what is the same for all trials is asked once
+    checked = [submitting.check(db, trial.spec, asked=asked, recognise=seen) for trial in sweep.trials]
     words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
     if any(trial.spec.after.jobs for trial in sweep.trials):  # a name stands for the job that has it now
         pinned = (replace(trial, spec=submitting.pin_after(db, trial.spec)) for trial in sweep.trials)
@@ -57,18 +79,46 @@ def submit_set(
     set_id, at = str(uuid.uuid4()), datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
     with failpoints.around("commit set"), db.write() as conn:
-        for price in dict.fromkeys(prices):
-            budget.admit(conn, sweep.project, price=price, now=at)
-        if sweep.search is None and sweep.schedule is None:
-            sets.insert_set(conn, set_id, sweep, by=name, at=at, words=words)
-        else:
-            sets.insert_set(conn, set_id, replace(sweep, trials=()), by=name, at=at)
-        if sweep.search is not None:
-            searches.insert_search(conn, set_id, sweep.search, sweep.template, words[0])
-        if sweep.schedule is not None:
-            _insert_schedule(conn, set_id, sweep, sweep.schedule, words=words, at=at)
-        detail = {"name": sweep.name, "project": sweep.project, "trials": sweep.total}
-        audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)
+        found = None
+        if sent is not None:
+            jobs.hold(conn, sweep.project, sent.key)  # one that is being written is waited for
+            found = sets.find_sent(conn, sweep.project, sent)
+        if found is None:
+            for price in dict.fromkeys(prices):
+                budget.admit(conn, sweep.project, price=price, now=at)
+            _insert(conn, set_id, sweep, words=words, by=name, at=at, sent=sent)
+            detail = {"name": sweep.name, "project": sweep.project, "trials": sweep.total}
+            audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)
+    return _known(db, found or set_id), found is None
+
+
+def _insert(
+    conn: Connection,
+    set_id: str,
+    sweep: Sweep,
+    *,
+    words: Sequence[str],
+    by: str | None,
+    at: datetime,
+    sent: sets.Sent | None,
+) -> None:
+    if sweep.search is None and sweep.schedule is None:
+        sets.insert_set(conn, set_id, sweep, by=by, at=at, words=words, sent=sent)
+    else:
+        sets.insert_set(conn, set_id, replace(sweep, trials=()), by=by, at=at, sent=sent)
+    if sweep.search is not None:
+        searches.insert_search(conn, set_id, sweep.search, sweep.template, words[0])
+    if sweep.schedule is not None:
+        _insert_schedule(conn, set_id, sweep, sweep.schedule, words=words, at=at)
+
+
+def _digest(sweep: Sweep, key: str) -> sets.Sent:
+    """A submission as its key is compared: the document, and what was changed since in every trial."""
+    content = [sweep.project, sweep.document, to_plain(sweep.trials[0].spec)]
+    return sets.Sent(jobs.digest(key), jobs.digest(json.dumps(content, sort_keys=True)))
+
+
+def _known(db: Database, set_id: str) -> SetRow:
     row = sets.find_set(db, set_id)
     assert row is not None
     return row

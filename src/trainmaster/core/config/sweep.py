@@ -245,6 +245,8 @@ def _find_long_name(plain: Mapping[str, Any], count: int) -> Iterator[Fault]:
 def _find_fault(key: str, values: list[Any], matrix: Mapping[str, Any], plain: Mapping[str, Any]) -> str | None:
     """What is wrong with a key and its values."""
     head = key.partition(".")[0]
+    if any(_has_nul(value) for value in values):
+        return "a value holds a NUL character (\\0), which no text of a job may"
     if not all(_is_plain(value) for value in values):
         return "a value is neither text nor a number; put it in quotes: '2026-01-01'"
     if any(str(other).startswith(f"{key}.") for other in matrix):
@@ -270,13 +272,19 @@ def _find_parallel(parallel: object) -> Iterator[Fault]:
         yield Fault(path="parallel", message=f"write how many trials may be open at once, 1 to {MOST_TRIALS}")
 
 
+def _has_nul(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_nul, (*value, *value.values())))
+    return any(map(_has_nul, value)) if isinstance(value, list) else isinstance(value, str) and "\x00" in value
+
+
 def _is_plain(value: object) -> bool:
     """Whether a value can be kept as JSON; YAML also has dates."""
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-    return value is None or (isinstance(value, (str, int, float)) and "\x00" not in str(value))
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _uses(plain: Mapping[str, Any], name: str) -> bool:

@@ -14,10 +14,13 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, delete, func, insert, select, update
 
+from trainmaster.core.compat import parse_iso_time
 from trainmaster.core.config.cron import Schedule
 from trainmaster.core.schema import to_plain
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
+
+Span = tuple[datetime, datetime]  # the first and the last of times that follow each other
 
 KEPT = 200  # trials in the table of a set; the jobs of older ones stay, as jobs of their own
 _S, _SETS, _TRIALS = t.schedules.c, t.job_sets.c, t.set_trials.c
@@ -32,6 +35,7 @@ class ScheduleRow:
     next_at: datetime | None  # of one that is paused: the next one when it was
     paused: bool
     note: str
+    decided: Sequence[Span] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,7 @@ class DueRow:
     next_at: datetime
     note: str
     trials: Sequence[Mapping[str, Any]]
+    decided: Sequence[Span] = ()
 
 
 def insert_schedule(
@@ -63,12 +68,12 @@ def insert_schedule(
 
 
 def list_due(db: Database, now: datetime) -> list[DueRow]:
-    columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials)
+    columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials, _S.decided)
     query = select(*columns).join(t.job_sets, _SETS.id == _S.set_id)
     with db.read() as conn:
         due = query.where(_S.next_at <= now, _S.paused.is_(False))
         rows = conn.execute(due.order_by(_S.next_at)).mappings().all()
-    return [DueRow(**{**row, "schedule": _read(row["schedule"])}) for row in rows]
+    return [DueRow(**{**row, **_parse(row)}) for row in rows]
 
 
 def list_ahead(db: Database, after: datetime) -> list[ScheduleRow]:
@@ -85,11 +90,16 @@ def list_schedules(db: Database, set_ids: Sequence[str]) -> dict[str, ScheduleRo
     return {row["set_id"]: _row(row) for row in rows}
 
 
-_ROWS = select(_S.set_id, _S.schedule, _S.next_at, _S.paused, _S.note)
+_ROWS = select(_S.set_id, _S.schedule, _S.next_at, _S.paused, _S.note, _S.decided)
 
 
 def _row(row: RowMapping) -> ScheduleRow:
-    return ScheduleRow(**{**row, "schedule": _read(row["schedule"])})
+    return ScheduleRow(**{**row, **_parse(row)})
+
+
+def _parse(row: RowMapping) -> dict[str, Any]:
+    spans = [tuple(map(parse_iso_time, span)) for span in row["decided"] or ()]
+    return {"schedule": _read(row["schedule"]), "decided": spans}
 
 
 def _read(stored: Mapping[str, Any]) -> Schedule:
@@ -102,6 +112,12 @@ def take_time(conn: Connection, set_id: str, *, seen: datetime, next_at: datetim
     """Move on from the time that was seen; False where somebody has taken it, or it was paused or cancelled."""
     mine = (_S.set_id == set_id, _S.next_at == seen, _S.paused.is_(False))
     return conn.execute(update(t.schedules).where(*mine).values(next_at=next_at)).rowcount == 1
+
+
+def keep_decided(conn: Connection, set_id: str, spans: Sequence[Span]) -> None:
+    """These times are not to come again."""
+    plain = [[first.isoformat(), last.isoformat()] for first, last in spans]
+    conn.execute(update(t.schedules).where(_S.set_id == set_id).values(decided=plain))
 
 
 def count_open(conn: Connection, set_id: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Select, func, insert, select, update
 
 from trainmaster.core.config.sweep import Sweep
+from trainmaster.core.errors import KeyTaken
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.store import jobs
@@ -50,14 +51,28 @@ class TrialRow:
     status: str | None = None  # of its job; None where it has none, or it was deleted
 
 
+class Sent(NamedTuple):
+    """A submission that may come again: digests of its idempotency key and of what it asks for."""
+
+    key: str
+    content: str
+
+
 def insert_set(
-    conn: Connection, set_id: str, sweep: Sweep, *, by: str | None, at: datetime, words: Sequence[str] = ()
+    conn: Connection,
+    set_id: str,
+    sweep: Sweep,
+    *,
+    by: str | None,
+    at: datetime,
+    words: Sequence[str] = (),
+    sent: Sent | None = None,
 ) -> None:
     """The set with all its trials; `words` are what their targets stand for."""
     conn.execute(
         insert(t.job_sets).values(
             id=set_id, name=sweep.name, project=sweep.project, parallel=sweep.parallel, message="", created_at=at,
-            submitted_by=by, over=False,
+            submitted_by=by, over=False, submit_key=sent and sent.key, submit_hash=sent and sent.content,
         )
     )  # fmt: skip
     rows = [
@@ -72,6 +87,15 @@ def insert_set(
     ]
     if rows:
         conn.execute(insert(t.set_trials), rows)
+
+
+def find_sent(conn: Connection, project: str, sent: Sent) -> str | None:
+    """The set that was made of this submission; KeyTaken where its key stands for another one."""
+    query = select(_SETS.id, _SETS.submit_hash).where(_SETS.project == project, _SETS.submit_key == sent.key)
+    row = conn.execute(query).first()
+    if row is not None and row.submit_hash != sent.content:
+        raise KeyTaken(f"this idempotency key stands for set {row.id}, which has another spec; take a new key")
+    return str(row.id) if row is not None else None
 
 
 _SET = select(*(t.job_sets.c[name] for name in SetRow.__dataclass_fields__))

@@ -63,7 +63,10 @@ job_sets = Table(
     Column("cancel_at", UtcTime),
     Column("over", Boolean, nullable=False),  # nothing is left to begin or to cancel
     Column("submitted_by", String(63)),
+    Column("submit_key", String(64)),  # SHA-256 of the idempotency key, as in `jobs`
+    Column("submit_hash", String(64)),  # SHA-256 of what was submitted with it
     Index(None, "name", "created_at"),
+    Index("uq_job_sets_project_submit_key", "project", "submit_key", unique=True),
 )
 
 set_trials = Table(
@@ -98,6 +101,8 @@ schedules = Table(
     Column("paused", Boolean, nullable=False),
     Column("begun", Integer, nullable=False),  # numbers given to trials so far
     Column("note", SafeText, nullable=False),  # which times got no run, and why
+    # Spans of times that were decided, each with its first and its last: after a clock is set back none comes again.
+    Column("decided", json_column()),
 )
 
 # A set whose trials are proposed: its rows of set_trials come one by one, each with a row of search_trials.

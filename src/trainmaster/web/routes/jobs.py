@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -29,11 +29,6 @@ from trainmaster.web.rate_limit import LARGE_BYTES
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("jobs", prefix=f"{TRAINING}/jobs")
-Key = Annotated[
-    str | None,
-    Header(pattern=r"^[\x21-\x7e]{1,255}$", description="name of this submission: the same key returns the same job"),
-]
-
 After = Annotated[str | None, Query(pattern=f"^{jobs_page.CURSOR}$", description="cursor: `next` of the last answer")]
 
 
@@ -73,7 +68,7 @@ def list_jobs(
     responses={200: {"model": Created, "description": "Submitted before with this key"}},
 )
 async def submit_job(
-    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: dependencies.Key = None
 ) -> Response:
     """Submit a spec as JSON. All faults of the spec are reported at once.
 
@@ -89,7 +84,7 @@ async def submit_job(
 
 @router.post("/check", status_code=204, response_class=Response, openapi_extra=SPEC_BODY)
 async def check_spec(
-    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: dependencies.Key = None
 ) -> Response:
     """Refuse a spec as its submission would; nothing is created. Asked before a working folder is uploaded."""
     with dependencies.creating():
@@ -159,7 +154,11 @@ def delete_job(
     responses={200: {"model": Created, "description": "Resumed before with this key"}},
 )
 def resume_job(
-    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request,
+    job: dependencies.Job,
+    db: dependencies.Db,
+    who: dependencies.User,
+    idempotency_key: dependencies.Key = None,
 ) -> Response:
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
     with dependencies.creating():
@@ -175,7 +174,11 @@ def resume_job(
     responses={200: {"model": Created, "description": "It was run again before, with this key"}},
 )
 def rerun_job(
-    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User, idempotency_key: Key = None
+    request: Request,
+    job: dependencies.Job,
+    db: dependencies.Db,
+    who: dependencies.User,
+    idempotency_key: dependencies.Key = None,
 ) -> Response:
     """A new job with the spec of this one, from the beginning."""
     with dependencies.creating():

@@ -57,16 +57,24 @@ def list_sets(
     return reply(sets.read(db, project=project, find=find, limit=limit, offset=offset))
 
 
-@router.post("", response_model=SetPage, status_code=201, openapi_extra=SET_BODY)
-async def submit_set(request: Request, db: dependencies.Db, who: dependencies.User) -> Response:
-    """Submit a spec with `matrix`, `search` or `schedule`, as JSON. Its trials become jobs as their turn comes."""
-    if "idempotency-key" in request.headers:
-        message = "a set takes no Idempotency-Key: leave it out, and look at GET /v1/sets before you send it again"
-        raise Refused(422, "bad_request", message)
+@router.post(
+    "",
+    response_model=SetPage,
+    status_code=201,
+    openapi_extra=SET_BODY,
+    responses={200: {"model": SetPage, "description": "Submitted before with this key"}},
+)
+async def submit_set(
+    request: Request, db: dependencies.Db, who: dependencies.User, idempotency_key: dependencies.Key = None
+) -> Response:
+    """Submit a spec with `matrix`, `search` or `schedule`, as JSON. Its trials become jobs as their turn comes.
+
+    With `Idempotency-Key` a retry is safe: the same document returns the same set (200), another one 409.
+    """
     document = await json_body.read_spec(request)
     with dependencies.creating():
-        made = await request.app.state.turns.run(_submit, request, db, who, document)
-    return reply(made, status_code=201, headers={"Location": f"/v1/sets/{made.set.id}"})
+        made, new = await request.app.state.turns.run(_submit, request, db, who, document, idempotency_key)
+    return reply(made, status_code=201 if new else 200, headers={"Location": f"/v1/sets/{made.set.id}"})
 
 
 @router.get("/{set_id}", response_model=SetPage)
@@ -117,7 +125,7 @@ def cancel(db: dependencies.Db, page: SetPage, who: Caller) -> SetPage:
     return sets.read_one(db, page.set.id) or page
 
 
-def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any) -> SetPage:
+def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any, key: str | None) -> tuple[SetPage, bool]:
     if not isinstance(document, dict):
         message = "write an object with the fields of a spec and `matrix`, `search` or `schedule`"
         raise SpecError([Fault(path="", message=message)])
@@ -128,9 +136,10 @@ def _submit(request: Request, db: dependencies.Db, who: Caller, document: Any) -
     targets = {(trial.spec.target, trial.spec.rent): trial.spec for trial in sweep.trials}
     for spec in targets.values():
         dependencies.need_trust(request, who, spec)
-    made = sets.read_one(db, control.submit_set(db, sweep, by=who.name).id)
+    row, new = control.submit_set_once(db, sweep, key=key, by=who.name)
+    made = sets.read_one(db, row.id)
     assert made is not None
-    return made
+    return made, new
 
 
 def _move(sweep: Sweep, project: str) -> Sweep:

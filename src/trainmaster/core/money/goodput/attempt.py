@@ -19,6 +19,8 @@ from trainmaster.core.money.goodput.history import Mark
 _US = 1_000_000
 _PATIENCE = 3  # readings without a word before an attempt that goes on counts as stalled
 
+_AGENT_BEGINS = (("PROJECT", "start"), ("PREFLIGHT", "start"))  # the first lines of an attempt, written by its agent
+
 State = Bin | Literal["work", "first"]  # "work": between steps; "first": from the start of training to its first step
 Piece = tuple[int, int, State]
 Segment = tuple[int, int, Bin]
@@ -52,13 +54,14 @@ class NodeTime:
     _slow: float = 0.0  # share of the present reading that a straggler cost
     _laid: list[Segment] = field(default_factory=list)  # durations that events state
     _pace: int | None = None  # of a step, from the readings behind the first
+    _checked: int = 0  # when the last pre-flight began
     _last_reading: int = 0
 
     def run(self, marks: Sequence[Mark], *, start: int, end: int, goes_on: bool) -> None:
         """Add the segments from `start` to `end`. Marks have times within them and are in their order."""
         self._prepare(marks)
         at = start
-        if not marks:
+        if not marks or (not self.trainer and (marks[0].phase, marks[0].event) not in _AGENT_BEGINS):
             self._state = Bin.UNKNOWN
         for mark in marks:
             if mark.at is None or self._repeats(mark):
@@ -84,6 +87,8 @@ class NodeTime:
                 if step is not None and now is not None and now > step and (pace := _us(mark.data, "step_s")):
                     paces.append(pace)
                 step = now
+            elif key == ("PREFLIGHT", "start"):
+                self._checked = max(self._checked, mark.at or 0)
             self._laid += _stated(mark)
         self._due = sorted(self._stalls, reverse=True)
         self._pace = round(statistics.median(paces)) if paces else None
@@ -110,13 +115,16 @@ class NodeTime:
             case "TRAINING", "end":
                 self._end_training(_whole(mark.data, "step"))
                 self._state = Bin.IDLE if self.trainer else Bin.UNKNOWN
+            case "PROJECT", "start" if not self.trainer and (mark.at or 0) >= self._checked:
+                # Nothing tells when a program of one's own has started, unless checks are still before it.
+                self._state = Bin.UNKNOWN
             case "PREFLIGHT", "end":
                 self._state = Bin.STARTING if self.trainer else Bin.UNKNOWN
             case "PROJECT", "end":
                 self._close_tail(goes_on=False)
                 self._state = Bin.IDLE
             case "EVAL_TRAINING", "end":
-                self._state = self._before_eval
+                self._state = self._before_eval if self._state is Bin.EVALUATING else self._state
             case "WATCH", "rollback":
                 self._recast(Bin.LOADING)
                 self._step, self._state = _whole(mark.data, "to_step"), "work"

@@ -120,7 +120,8 @@ def _book_node(attempt: AttemptHistory, node: NodeTime, *, start: int, sent: int
         if high > low:
             node.segments.append((low, high, bin_))
     node.run(marks, start=max(start, begun), end=end, goes_on=goes_on)
-    notes, name = _explain_unknown(node, f"attempt {attempt.number}"), f"attempt {attempt.number}"
+    name, steps = f"attempt {attempt.number}", sum(m.at is None and m.phase == "STEP" for m in attempt.marks)
+    notes = _explain_unknown(node, name, untimed_steps=steps)
     if untimed := len(attempt.marks) - len(timed):
         notes.append(f"{name}: {untimed} events without a time were left out")
     if furthest := max((by for by in off if by > _SKEW_US), default=0):
@@ -132,7 +133,7 @@ def _book_node(attempt: AttemptHistory, node: NodeTime, *, start: int, sent: int
     return notes
 
 
-def _explain_unknown(node: NodeTime, name: str) -> list[str]:
+def _explain_unknown(node: NodeTime, name: str, *, untimed_steps: int) -> list[str]:
     """Why time before the first step of a program that is not our trainer is unknown."""
     first = next((low for low, _, bin_ in node.segments if bin_ in _WORKED), None)
     unknown = sum(
@@ -140,6 +141,9 @@ def _explain_unknown(node: NodeTime, name: str) -> list[str]:
     )
     if node.trainer or not unknown:
         return []
+    if first is None and untimed_steps:
+        return [f"{name}: {unknown / 1e6:.1f} s are unknown: the program has reported {untimed_steps} steps, but no "
+                "time of any; write the time into each line, as `ts`: time.time() in Python"]  # fmt: skip
     if first is None:
         return [f"{name}: {unknown / 1e6:.1f} s are unknown: the program has reported no step, and nothing else says "
                 "whether it loads, compiles or trains"]  # fmt: skip

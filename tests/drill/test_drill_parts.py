@@ -23,6 +23,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.drill import attempt as engine
 from trainmaster.drill import outside, plan, sample, verdict, witness_log
 from trainmaster.drill.attempt import last_words
+from trainmaster.drill.ground import make_ground
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.readings import read_losses
@@ -147,9 +148,9 @@ def test_programs_that_cannot_be_drilled_are_not_struck(tmp_path: Path) -> None:
 
 def test_only_what_two_undisturbed_runs_share_is_asked() -> None:
     first, second = [line(1), line(2)], [line(1), replace(line(2), random={"torch": "r2", "python": "x"})]
-    ground = verdict.make_ground(attempt(*first), attempt(*second))
+    ground = make_ground(attempt(*first), attempt(*second))
     assert (ground.repeatable, ground.random, ground.data, ground.source) == (True, {"torch"}, True, "data")
-    moved = verdict.make_ground(attempt(*first), attempt(line(1), replace(line(2), weights="x", batches=())))
+    moved = make_ground(attempt(*first), attempt(line(1), replace(line(2), weights="x", batches=())))
     assert (moved.repeatable, moved.data) == (False, False)
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from trainmaster.core.results import Finding, Verdict
-from trainmaster.drill import judge
-from trainmaster.drill.judge import Ground
+from trainmaster.drill import judge, judge_data
+from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume, Timeline
 from trainmaster.drill.witness_log import Life, Line, Save
 
@@ -67,8 +67,8 @@ CLAIMS: dict[str, Callable[[list[Resume]], Finding]] = {
     "buffers": lambda found: judge.buffers(found, replace(GROUND, buffers=True)),
     "schedule": judge.schedule,
     "random": lambda found: judge.random_state(found, GROUND),
-    "data": lambda found: judge.data(found, GROUND),
-    "accumulation": lambda found: judge.accumulation(found, GROUND),
+    "data": lambda found: judge_data.data(found, GROUND),
+    "accumulation": lambda found: judge_data.accumulation(found, GROUND),
 }
 
 
@@ -154,8 +154,8 @@ def test_what_is_read_over_to_come_to_the_place_is_no_other_data() -> None:
     skipped = tuple(batch for step in range(1, 11) for batch in batches_of(step))
     lines = lines_from(10, batches=lambda one, number: skipped + one.batches if number == 1 else one.batches)
     found = resumes(*lines)
-    assert judge.data(found, GROUND).verdict is Verdict.PASS
-    assert judge.accumulation(found, GROUND).verdict is Verdict.PASS
+    assert judge_data.data(found, GROUND).verdict is Verdict.PASS
+    assert judge_data.accumulation(found, GROUND).verdict is Verdict.PASS
 
 
 def read_ahead(lines: Sequence[Line], *, first: int) -> list[Line]:
@@ -175,7 +175,7 @@ def test_micro_batches_are_counted_where_a_loader_reads_ahead(first: int, verdic
     timeline.add("the start", [life(*whole[:13], saves=[5, 10])])
     second = [replace(one, weights=f"{one.weights}x" if n and first == 2 else one.weights) for n, one in
               enumerate(read_ahead(lines_from(10), first=first))]  # fmt: skip
-    finding = judge.accumulation(timeline.add("SIGKILL", [life(*second)]), GROUND)
+    finding = judge_data.accumulation(timeline.add("SIGKILL", [life(*second)]), GROUND)
     assert finding.verdict is verdict
     if verdict is Verdict.FAIL:
         assert "step 11 was made of 1 micro-batches of 2" in finding.reason
@@ -203,14 +203,14 @@ def test_generators_that_nobody_seeds_are_not_judged() -> None:
 
 def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
     ground = replace(GROUND, source=None)
-    assert judge.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
+    assert judge_data.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
     other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
-    found = judge.data(resumes(*other), ground)
+    found = judge_data.data(resumes(*other), ground)
     assert (found.verdict, "the weights after SIGKILL are others" in found.reason) == (Verdict.ERROR, True)
     assert "drill.sample(ids)" in (found.action or "")
-    follows = judge.data(resumes(*other), ground, failed=True)
+    follows = judge_data.data(resumes(*other), ground, failed=True)
     assert (follows.verdict, follows.action) == (Verdict.ERROR, "mend first what failed")
-    unsure = judge.data(resumes(*other), replace(ground, repeatable=False), failed=True)
+    unsure = judge_data.data(resumes(*other), replace(ground, repeatable=False), failed=True)
     assert "not repeatable enough" in unsure.reason
 
 

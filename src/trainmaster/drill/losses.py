@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.drill.judge import Ground
+from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.record import Attempt
 

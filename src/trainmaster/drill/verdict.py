@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, losses, ranks, storage_verdict
+from trainmaster.drill import judge, judge_data, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
-from trainmaster.drill.judge import Ground
+from trainmaster.drill.ground import Ground, make_ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck, count
-from trainmaster.drill.witness_log import Life
 
 _UNSEEN = (
     "run it with a Python that reads PYTHONPATH (no -I, -E or -S) and steps a torch.optim optimizer, so that the "
@@ -69,30 +67,6 @@ def too_few_saves(shape: Shape) -> Finding | None:
     return None
 
 
-def make_ground(first: Attempt, second: Attempt) -> Ground:
-    """What two undisturbed runs have in common."""
-    pairs = [
-        (line, other)
-        for one, two in zip(_by_rank(first), _by_rank(second), strict=False)
-        for line, other in zip(one.lines, two.lines, strict=False)
-    ]
-    sources = Counter(source for line, _ in pairs for source, _ in dict.fromkeys(line.batches))
-    return Ground(
-        repeatable=all(line.weights == other.weights for line, other in pairs),
-        random=frozenset(
-            name
-            for name in ("python", "torch", "numpy", "cuda")
-            if pairs
-            and name in pairs[0][0].random
-            and all(line.random.get(name) == other.random.get(name) for line, other in pairs)
-        ),
-        data=all(line.batches == other.batches for line, other in pairs),
-        source=sources.most_common(1)[0][0] if sources else None,
-        ids=any(line.ids for line, _ in pairs),
-        buffers=all(line.buffers == other.buffers for line, other in pairs),
-    )
-
-
 def judge_all(
     first: Attempt,
     second: Attempt,
@@ -127,8 +101,8 @@ def judge_all(
         ("start", judge.no_restart(resumes)),
         ("lost", judge.newest_used(resumes)),
         *state,
-        ("data", _APART if missed and not alike else judge.data(alike, ground, failed=lacks)),
-        ("accumulation", _APART if missed and not alike else judge.accumulation(alike, ground)),
+        ("data", _APART if missed and not alike else judge_data.data(alike, ground, failed=lacks)),
+        ("accumulation", _APART if missed and not alike else judge_data.accumulation(alike, ground)),
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
     # Other weights, data or random numbers give other buffers.
@@ -381,7 +355,3 @@ def _left(attempts: Sequence[Attempt]) -> Finding:
 
 def _nothing() -> Finding:
     return error("nothing was started again", action="see the strikes that were not reached")
-
-
-def _by_rank(attempt: Attempt) -> list[Life]:
-    return sorted(attempt.lives, key=lambda life: life.rank)

@@ -1,0 +1,153 @@
+"""Judgement of the place in the data after a resume: which batches were read, and of how many a step was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainmaster.core.results import Finding, error, fail, ok, skip
+from trainmaster.drill.ground import Ground, enough, equal, pairs_after, placed, same_after
+from trainmaster.drill.lives import Resume
+
+
+def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> Finding:
+    """Every batch after a resume is the one that the run would have read.
+
+    `failed`: something else of the state was not restored, which changes the weights too.
+    """
+    judged, batches = placed(resumes), 0
+    if judged and ground.source is None and not ground.ids:
+        return _data_by_weights(judged, ground, failed=failed)
+    for resume in judged:
+        if found := _first_wrong_batch(resume, ground):
+            return found
+        batches += sum(len(_read(resume, number, ground)) for number in range(1, len(resume.lines) + 1))
+    return enough(judged, f"data goes on where it was, {batches} batches")
+
+
+def accumulation(resumes: Sequence[Resume], ground: Ground) -> Finding:
+    """The first step after a resume is made of as many micro-batches as it would have been."""
+    judged = placed(resumes)
+    if judged and ground.source is None:
+        return skip("no DataLoader: micro-batches are not told apart", proof="no batch was seen in any run")
+    most = 1
+    for resume in judged:
+        wanted, got = _wanted(resume, 1, ground), _read(resume, 1, ground)
+        most = max(most, len(wanted))
+        if lost := lost_in_the_middle(resume, ground):
+            return fail(
+                f"after {resume.strike} step {resume.base + 1} was made of {_made_of(got, wanted, lost)}: "
+                f"{lost} had been added to its gradients before the save, and were lost",
+                action="the checkpoint was taken in the middle of gradient accumulation: save only after "
+                "optimizer.step(), or save the gradients and the place in the step too",
+            )
+    if judged and most == 1:
+        return skip("one batch a step: nothing is accumulated", proof="no step of the undisturbed run read two")
+    return enough(judged, f"first steps made of all {most} micro-batches")
+
+
+def lost_in_the_middle(resume: Resume, ground: Ground) -> int:
+    """Micro-batches of the first step that were read before the save and not again."""
+    wanted, got = _wanted(resume, 1, ground), _read(resume, 1, ground)
+    for lost in range(1, len(wanted)):
+        left = wanted[lost:]
+        # The step is short, or filled up with the next ones.
+        if got[: len(left)] == left and got != wanted:
+            return lost
+        if got[-len(wanted) :][: len(left)] == left and got[-len(wanted) :] != wanted:
+            return lost
+        if got[-len(left) :] == left and len(got) > len(left) and got[-len(wanted) :] != wanted:
+            return lost
+    ahead = _read_ahead(resume, ground)
+    if wanted and ahead and not same_after(resume):
+        wanted = _wanted(resume, 0, ground)[-ahead:] + wanted
+        return next((lost for lost in range(1, len(wanted)) if got == wanted[lost:]), 0)
+    return 0
+
+
+def _read_ahead(resume: Resume, ground: Ground) -> int:
+    """Batches that are read before they are needed: so many more before the first step than before each later one."""
+    first, second, third = (
+        sum(source == ground.source for source, _ in line.batches) if (line := resume.reference.get(step)) else 0
+        for step in (1, 2, 3)
+    )
+    return max(0, first - second) if second == third else 0
+
+
+def _made_of(got: Sequence[str], wanted: Sequence[str], lost: int) -> str:
+    short = len(got) < len(wanted) or list(got) == list(wanted)  # else it was filled up with the next ones
+    return f"{len(wanted) - lost if short else len(wanted)} micro-batches of {len(wanted)}"
+
+
+def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) -> Finding:
+    if all(same_after(resume) for resume in judged):
+        return ok(
+            f"{len(judged)} resumes: no DataLoader was seen; the weights after the resumes are those of the "
+            "undisturbed run, which other data would have changed"
+        )
+    if failed and ground.repeatable:
+        return error(
+            "not judged: no DataLoader was seen, and the weights that would tell follow from what failed",
+            action="mend first what failed",
+        )
+    why = "the weights are not repeatable enough to tell"
+    if ground.repeatable:
+        moved = next((resume for resume in judged if not equal(pairs_after(resume))), None)
+        why = f"the weights after {moved.strike} are others" if moved else "too few steps after a resume were seen"
+    return error(
+        f"no DataLoader was seen, and {why}",
+        action="call trainmaster.drill.sample(ids) with the samples of each step",
+    )
+
+
+def _first_wrong_batch(resume: Resume, ground: Ground) -> Finding | None:
+    if ground.ids:
+        for number, line in enumerate(resume.lines, 1):
+            wanted = resume.planned(resume.base + number)
+            if wanted is not None and wanted.ids != line.ids:
+                return _wrong_data(resume, number, "the samples are not those of the undisturbed run")
+        return None
+    if lost_in_the_middle(resume, ground):
+        return None  # told by `accumulation`
+    for number in range(1, len(resume.lines) + 1):
+        batches, got = _wanted(resume, number, ground), _read(resume, number, ground)
+        # More before the first ones are read over, to come to the place.
+        if batches and (got[-len(batches) :] if number == 1 else got) != batches:
+            return _wrong_data(resume, number, _where(resume, number, ground))
+    return None
+
+
+def _where(resume: Resume, number: int, ground: Ground) -> str:
+    """Where in the undisturbed run the batches stand that were read instead."""
+    got = [digest for after in range(number, len(resume.lines) + 1) for digest in _read(resume, after, ground)][:16]
+    flat: list[str] = []
+    begins: dict[int, int] = {}
+    for step, line in sorted(resume.reference.items()):
+        begins[step] = len(flat)
+        flat += [digest for source, digest in line.batches if source == ground.source]
+    place = next((at for at in range(len(flat)) if flat[at : at + len(got)] == got), None) if got else None
+    right = begins.get(resume.base + number)
+    if place == 0:
+        return "data began anew: its first batches are the first ones of the whole run, read a second time"
+    if place is None or right is None:
+        return "they stand nowhere in the undisturbed run in this order: the shuffle is another one"
+    return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+
+
+def _wrong_data(resume: Resume, number: int, words: str) -> Finding:
+    return fail(
+        f"after {resume.strike} rank {resume.rank} read other data in step {resume.base + number}: {words}",
+        action="the place in the data is not saved or not restored: save epoch, batches done and the state of the "
+        "sampler's generator (or use a StatefulDataLoader), and skip what was read",
+    )
+
+
+def _read(resume: Resume, number: int, ground: Ground) -> list[str]:
+    line = resume.lines[number - 1]
+    return [digest for source, digest in line.batches if source == ground.source]
+
+
+def _wanted(resume: Resume, number: int, ground: Ground) -> list[str]:
+    step = resume.base + number
+    # In the run's own history a step may hold batches that were only read over, after an earlier resume.
+    line = resume.reference.get(step) if ground.data else resume.own.get(step)
+    return [] if line is None else [digest for source, digest in line.batches if source == ground.source]

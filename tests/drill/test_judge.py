@@ -309,3 +309,56 @@ def test_an_unseeded_start_before_any_save_is_no_lost_state() -> None:
     found = timeline.add("SIGKILL", [life(*lines_from(0, weights=lambda _, number: f"other{number}"))])
     assert [resume.start for resume in found] == [None]
     assert {claim(found).verdict for claim in CLAIMS.values()} == {Verdict.ERROR}
+
+
+def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10) -> list[Resume]:
+    """A run whose loader draws another order each time, with five steps a pass; then (batch, its place) a step."""
+
+    def one(step: int, batch: str, place: int) -> Line:
+        return replace(line(step), batches=(("data", batch),), places=(place,))
+
+    own = [one(step, f"own{step}", (step - 1) % 5 + 1) for step in range(1, 14)]
+    timeline = Timeline(reference={0: {}}, savers=frozenset({0}))
+    timeline.add("the start", [life(*own, saves=[save])])
+    found = timeline.add("SIGKILL", [life(*(one(save + n, *read) for n, read in enumerate(after, 1)))])
+    assert [resume.start for resume in found] == [save]
+    return found
+
+
+NO_ORDER = replace(GROUND, data=False)
+
+
+@pytest.mark.parametrize(
+    ("save", "after", "verdict", "words"),
+    [
+        (10, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "in an order of their own"),
+        (12, [("own13", 3), ("x", 4), ("y", 5)], Verdict.PASS, "1 steps read the batches that the run had read"),
+        (12, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.ERROR, "another order"),
+        (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
+        (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.FAIL, "5 batches were read a second time"),
+        (10, [("own12", 1), ("own13", 2)], Verdict.FAIL, "1 batches were skipped"),
+    ],
+)  # fmt: skip
+def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_order_tells(
+    save: int, after: Sequence[tuple[str, int]], verdict: Verdict, words: str
+) -> None:
+    finding = judge_data.data(unseeded(after, save=save), NO_ORDER)
+    assert finding.verdict is verdict, finding
+    assert words in finding.reason
+    if verdict is not Verdict.FAIL:
+        assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> None:
+    finding = judge_data.data([replace(one, own={}) for one in unseeded([("x", 1)])], NO_ORDER)
+    assert finding.verdict is Verdict.ERROR and "seed the shuffle" in (finding.action or "")
+
+
+def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume() -> None:
+    ids = replace(NO_ORDER, ids=True)
+    told = [replace(one, own={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="a"))]
+    assert judge_data.data(told, ids).verdict is Verdict.PASS
+    assert (
+        judge_data.data([replace(one, own={11: replace(line(11), ids="b")}) for one in told], ids).verdict
+        is Verdict.ERROR
+    )

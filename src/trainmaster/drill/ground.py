@@ -20,7 +20,7 @@ class Ground:
 
     repeatable: bool  # every weight of every step was bit-equal
     random: frozenset[str]  # generators whose state was the same
-    data: bool  # every batch was the same
+    data: bool  # every batch was the same, and every sample that the program told
     source: str | None  # the data set that is trained on; None: no DataLoader was seen
     ids: bool  # the program tells its samples itself
     buffers: bool = False  # those of every step were the same
@@ -43,7 +43,7 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
             and name in pairs[0][0].random
             and all(line.random.get(name) == other.random.get(name) for line, other in pairs)
         ),
-        data=all(line.batches == other.batches for line, other in pairs),
+        data=all((line.batches, line.ids) == (other.batches, other.ids) for line, other in pairs),
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
         buffers=all(line.buffers == other.buffers for line, other in pairs),

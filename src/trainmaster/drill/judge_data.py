@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, skip
 from trainmaster.drill.ground import Ground, enough, equal, pairs_after, placed, same_after
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.witness_log import Line
+
+_NO_ORDER = "two undisturbed runs read the samples in another order"
+_SEED = (
+    "seed the shuffle, for the drill at least (torch.manual_seed, or the generator of the DataLoader or its sampler): "
+    "then the place in the data can be judged. That each sample is read once in a pass, the saved state of the "
+    "sampler's generator and the place in the pass ensure"
+)
 
 
 def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> Finding:
@@ -17,6 +25,8 @@ def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> 
     judged, batches = placed(resumes), 0
     if judged and ground.source is None and not ground.ids:
         return _data_by_weights(judged, ground, failed=failed)
+    if judged and not ground.data:
+        return _data_of_no_order(judged, ground)
     for resume in judged:
         if found := _first_wrong_batch(resume, ground):
             return found
@@ -99,6 +109,79 @@ def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) 
     )
 
 
+def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
+    """Two undisturbed runs read in another order: only what the run itself had read tells of the place.
+
+    A pass through the data that begins anew may be drawn anew. In the middle of one, another order is a lost place, or
+    a right one: it cannot be told.
+    """
+    alike = drawn = 0
+    unknown: Finding | None = None
+    for resume in judged:
+        for number in range(1, len(resume.lines) + 1):
+            held = resume.own.get(resume.base + number)
+            if held is None:
+                break
+            if _is_alike(resume, number, ground):
+                alike += 1
+                continue
+            if place := _place_in_own(resume, number, ground):
+                return _wrong_data(resume, number, place)
+            if _begins(held, ground) and _begins(resume.lines[number - 1], ground):
+                drawn += 1
+            else:
+                unknown = unknown or _no_order(resume, number)
+            break
+    if unknown:
+        return unknown
+    if not alike + drawn:
+        return error(f"{_NO_ORDER}, and no step was seen before and after a strike", action=_SEED)
+    words = f"{alike} steps read the batches that the run had read there before the strike"
+    if drawn:
+        words += f"; {drawn} resumes began a pass through the data, as the run did there, in an order of their own"
+    return enough(judged, f"{words} ({_NO_ORDER})")
+
+
+def _no_order(resume: Resume, number: int) -> Finding:
+    return error(
+        f"after {resume.strike} rank {resume.rank} read other data in step {resume.base + number} than the run had "
+        f"read there before; that cannot be judged, because {_NO_ORDER}",
+        action=_SEED,
+    )
+
+
+def _is_alike(resume: Resume, number: int, ground: Ground) -> bool:
+    if ground.ids:
+        held = resume.own.get(resume.base + number)
+        return held is not None and held.ids == resume.lines[number - 1].ids
+    if lost_in_the_middle(resume, ground):
+        return True  # told by `accumulation`
+    wanted, got = _wanted(resume, number, ground), _read(resume, number, ground)
+    if number > 1:
+        return got == wanted
+    # Before the first ones some are read over, to come to the place; in the run's own history too.
+    both = min(len(wanted), len(got))
+    return got[len(got) - both :] == wanted[len(wanted) - both :] and (both > 0 or not wanted)
+
+
+def _place_in_own(resume: Resume, number: int, ground: Ground) -> str | None:
+    """Where else the run had read these very batches, one after the other; None: nowhere."""
+    got = [digest for after in range(number, len(resume.lines) + 1) for digest in _read(resume, after, ground)][:3]
+    flat, begins = _flat(resume.own, ground)
+    place = next((at for at in range(len(flat)) if flat[at : at + len(got)] == got), None)
+    right = begins.get(resume.base + number)
+    if len(got) < 2 or place is None or right is None or place == right:
+        return None
+    return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+
+
+def _begins(line: Line, ground: Ground) -> bool:
+    """Whether a pass through the data began in this step."""
+    return any(
+        place == 1 and source == ground.source for (source, _), place in zip(line.batches, line.places, strict=False)
+    )
+
+
 def _first_wrong_batch(resume: Resume, ground: Ground) -> Finding | None:
     if ground.ids:
         for number, line in enumerate(resume.lines, 1):
@@ -119,11 +202,7 @@ def _first_wrong_batch(resume: Resume, ground: Ground) -> Finding | None:
 def _where(resume: Resume, number: int, ground: Ground) -> str:
     """Where in the undisturbed run the batches stand that were read instead."""
     got = [digest for after in range(number, len(resume.lines) + 1) for digest in _read(resume, after, ground)][:16]
-    flat: list[str] = []
-    begins: dict[int, int] = {}
-    for step, line in sorted(resume.reference.items()):
-        begins[step] = len(flat)
-        flat += [digest for source, digest in line.batches if source == ground.source]
+    flat, begins = _flat(resume.reference, ground)
     place = next((at for at in range(len(flat)) if flat[at : at + len(got)] == got), None) if got else None
     right = begins.get(resume.base + number)
     if place == 0:
@@ -131,6 +210,16 @@ def _where(resume: Resume, number: int, ground: Ground) -> str:
     if place is None or right is None:
         return "they stand nowhere in the undisturbed run in this order: the shuffle is another one"
     return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+
+
+def _flat(lines: Mapping[int, Line], ground: Ground) -> tuple[list[str], dict[int, int]]:
+    """Batches one after the other, and where those of each step begin."""
+    flat: list[str] = []
+    begins: dict[int, int] = {}
+    for step, line in sorted(lines.items()):
+        begins[step] = len(flat)
+        flat += [digest for source, digest in line.batches if source == ground.source]
+    return flat, begins
 
 
 def _wrong_data(resume: Resume, number: int, words: str) -> Finding:

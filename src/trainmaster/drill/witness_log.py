@@ -25,6 +25,7 @@ class Line:
     state: str | None  # of the optimizer; None: it had none yet
     random: Mapping[str, str]  # python, torch, numpy, cuda → digest
     batches: tuple[tuple[str, str], ...] = ()  # (data set, digest) read since the step before
+    places: tuple[int, ...] = ()  # of each of these batches in its pass through the data, from 1; 0: not seen
     buffers: str | None = None  # digest of those beside the weights; "": there are none; None: not looked at
     ids: str | None = None  # what `trainmaster.drill.sample` was told
 
@@ -146,7 +147,8 @@ def _line(group: Sequence[dict[str, Any]]) -> Line:
         weights="+".join(str(item["p"]) for item in group),
         state=None if set(states) == {_NOTHING} else "+".join(states),
         random=group[-1]["g"],
-        batches=tuple((str(source), str(digest)) for item in group for source, digest in item["b"]),
+        batches=tuple((str(source), str(digest)) for item in group for source, digest, *_ in item["b"]),
+        places=tuple(int(batch[2]) if len(batch) > 2 else 0 for item in group for batch in item["b"]),
         buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
         ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
     )

@@ -110,4 +110,5 @@ def on_batch(iterator: Any, data: Any) -> None:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     words = [repr(leaf)[:64] for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     digest = _digests.digest(tensors[:_BATCH_TENSORS], _BATCH_ELEMENTS, more=json.dumps(words[:64]).encode())
-    witness.batches.append([f"{type(dataset).__name__}:{size}", digest])
+    place = str(getattr(iterator, "_num_yielded", 0))  # of the batch in this pass through the data
+    witness.batches.append([f"{type(dataset).__name__}:{size}", digest, place])

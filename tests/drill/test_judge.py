@@ -108,6 +108,14 @@ CASES: dict[str, tuple[list[Line], dict[str, str]]] = {
         lines_from(10, rates=lambda one, number: one.rates if number == 1 else (0.1,)),
         {"schedule": "the learning rate of step 12 is 0.1"},
     ),
+    "the schedule is a step behind": (
+        lines_from(10, rates=lambda _, number: REFERENCE[10 + number - 1].rates),
+        {"schedule": "that of step 10: the schedule is 1 step behind"},
+    ),
+    "the schedule is a step ahead, from the second step on": (
+        lines_from(10, rates=lambda one, number: one.rates if number == 1 else REFERENCE[10 + number + 1].rates),
+        {"schedule": "that of step 13: the schedule is 1 step ahead"},
+    ),
     "no random state": (
         lines_from(
             10,
@@ -362,3 +370,9 @@ def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume(
         judge_data.data([replace(one, own={11: replace(line(11), ids="b")}) for one in told], ids).verdict
         is Verdict.ERROR
     )
+
+
+@pytest.mark.parametrize(("by", "says"), [(-1, "too seldom"), (1, "too often"), (-10, "not saved or not loaded")])
+def test_a_schedule_that_is_a_step_off_has_a_fix_of_its_own(by: int, says: str) -> None:
+    finding = judge.schedule(resumes(*lines_from(10, rates=lambda _, number: REFERENCE[10 + number + by].rates)))
+    assert says in (finding.action or "")

@@ -13,6 +13,19 @@ from trainmaster.drill.ground import SEE_STRIKES, Ground, enough, equal, pairs_a
 from trainmaster.drill.judge_data import lost_in_the_middle
 from trainmaster.drill.lives import Resume
 
+_LOAD_SCHEDULE = (
+    "the state of the learning rate schedule is not saved or not loaded: save scheduler.state_dict() and load it after "
+    "the scheduler is built"
+)
+_TOO_FEW = (
+    "scheduler.step() is called too seldom around a resume: call it before the save of its step, so that "
+    "scheduler.state_dict() counts all steps that are saved, and call it after each step that follows the load"
+)
+_TOO_MANY = (
+    "scheduler.step() is called too often around a resume: after scheduler.load_state_dict() (or with last_epoch= when "
+    "the scheduler is built) do not call it before the next optimizer.step()"
+)
+
 
 def no_restart(resumes: Sequence[Resume]) -> Finding:
     """Where anything was saved, nothing starts at step 0."""
@@ -117,16 +130,32 @@ def schedule(resumes: Sequence[Resume]) -> Finding:
                 continue
             steps += 1
             if not _close(line.rates, wanted.rates):
-                first = resume.reference.get(number)
-                again = first is not None and _close(line.rates, first.rates)
-                as_what = f", that of step {number}: the schedule began anew" if again else ""
+                as_what, action = _other_rate(resume, number)
                 return fail(
                     f"after {resume.strike} the learning rate of step {resume.base + number} is {line.rates[0]:g} "
                     f"instead of {wanted.rates[0]:g}{as_what}",
-                    action="the state of the learning rate schedule is not saved or not loaded: save "
-                    "scheduler.state_dict() and load it after the scheduler is built",
+                    action=action,
                 )
     return enough(judged, f"learning rates right, {steps} steps")
+
+
+def _other_rate(resume: Resume, number: int) -> tuple[str, str]:
+    """Of which step the learning rates are from this one on, in words, and what to do."""
+    first = resume.reference.get(number)
+    if first is not None and _close(resume.lines[number - 1].rates, first.rates):
+        return f", that of step {number}: the schedule began anew", _LOAD_SCHEDULE
+    for by in (-1, 1, -2, 2):
+        pairs = [(line, resume.reference.get(resume.base + after + by)) for after, line in enumerate(resume.lines, 1)][
+            number - 1 :
+        ]
+        known = [(line, other) for line, other in pairs if other is not None]
+        if known and all(_close(line.rates, other.rates) for line, other in known):
+            steps = f"{abs(by)} step{'s' * (abs(by) > 1)}"
+            words = (
+                f", that of step {resume.base + number + by}: the schedule is {steps} {'behind' if by < 0 else 'ahead'}"
+            )
+            return words, _TOO_FEW if by < 0 else _TOO_MANY
+    return "", _LOAD_SCHEDULE
 
 
 def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:

@@ -21,7 +21,7 @@ from trainmaster.core.results import CheckResult, Overall, Verdict
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import outside, plan, sample, verdict, witness_log
+from trainmaster.drill import judge_end, outside, plan, sample, verdict, witness_log
 from trainmaster.drill.attempt import last_words
 from trainmaster.drill.ground import make_ground
 from trainmaster.drill.lives import Timeline
@@ -222,7 +222,7 @@ def test_a_single_file_that_is_missing_is_no_damage() -> None:
 def test_printed_steps_place_a_start_where_every_step_is_printed(
     losses: dict[int, float], reference: dict[int, float], start: int | None
 ) -> None:
-    assert verdict.printed_start(losses, reference) == start
+    assert judge_end.printed_start(losses, reference) == start
 
 
 def proof_of(second: list[Line], *, codes: tuple[int, ...] = (0,), printed: dict[int, float] | None = None) -> Proof:
@@ -277,6 +277,30 @@ def test_a_whole_run_passes_and_its_report_says_what_was_not_tried() -> None:
         {"rank": 0, "newest_save": 10, "resumed_from": 10, "lost_steps": 2}
     ]  # fmt: skip
     assert {claim["claim"] for claim in document["claims"]} <= set(command_proof.DOES)
+
+
+@pytest.mark.parametrize(
+    ("by", "printed", "says"),
+    [
+        (
+            -1,
+            True,
+            "counted on from step 9, although its state is that after step 10, so 1 step was done a second time",
+        ),
+        (1, True, "counted on from step 11, although its state is that after step 10, so 1 step was left out"),
+        (-1, False, "1 step done a second time for each of 1 starts"),
+        (1, False, "1 step left out for each of 1 starts"),
+    ],
+)
+def test_a_start_that_counts_from_another_step_is_the_cause_of_other_losses(by: int, printed: bool, says: str) -> None:
+    """It does the work of step 10 again, or leaves out that of step 11, and ends one step late or early."""
+    after = [replace(line(step), weights=f"x{step}", state=f"x{step}") for step in range(12, 41 - by)]
+    losses = {step: 2.0 / step for step in range(11 + by, 41)}
+    proof = proof_of([line(11), *after], printed=losses if printed else {20: 0.1, 40: 0.2})
+    found = {result.check: result.findings[0] for result in proof.results}
+    assert {name for name, one in found.items() if one.verdict is Verdict.FAIL} == {"losses", "end"}
+    assert says in found["end"].reason and "range(done, steps)" in (found["end"].action or "")
+    assert found["losses"].action == "it follows from: end"
 
 
 def test_a_failed_drill_is_repeated_by_its_commands_and_fails_a_pipeline() -> None:

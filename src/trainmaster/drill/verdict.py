@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, judge_data, losses, ranks, storage_verdict
+from trainmaster.drill import judge, judge_data, judge_end, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.ground import Ground, make_ground
 from trainmaster.drill.lives import Resume
@@ -93,7 +93,9 @@ def judge_all(
         ("schedule", judge.schedule(loaded)),
         ("random", judge.random_state(loaded, ground)),
     ]
-    lacks = any(finding.verdict is Verdict.FAIL for _, finding in state)
+    end = judge_end.end(first.clear_losses, attempts, resumes, steps=shape.steps, reached=reached)
+    miscounted = judge_end.is_miscounted(end)
+    lacks = miscounted or any(finding.verdict is Verdict.FAIL for _, finding in state)
     found = [
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
@@ -105,10 +107,11 @@ def judge_all(
         ("accumulation", _APART if missed and not alike else judge_data.accumulation(alike, ground)),
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
-    # Other weights, data or random numbers give other buffers.
-    others = any(finding.verdict is Verdict.FAIL for _, finding in found)
+    # Other weights, data, steps or random numbers give other buffers.
+    others = miscounted or any(finding.verdict is Verdict.FAIL for _, finding in found)
     found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
+    causes += ["end"] * miscounted
     found.append(
         (
             "losses",
@@ -122,7 +125,7 @@ def judge_all(
     found += [(one.strike.name, storage_verdict.judge(one, _wrong_state(one, ground))) for one in disks]
     found += [("other ranks", _other_ranks(one, first)) for one in struck if one.strike.name == "ranks"]
     found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
-    found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
+    found.append(("end", end))
     found.append(("processes", _left(attempts)))
     return found
 
@@ -161,14 +164,6 @@ def _unseen(*attempts: Attempt) -> Finding | None:
                     action="drill again; if it stays so, the optimizer's state or the batches hold what it cannot read",
                 )
     return None
-
-
-def printed_start(losses: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
-    """The step that an attempt went on from by what it printed; None where it does not print every step."""
-    steps = sorted(reference)
-    if not losses or not steps or steps != list(range(steps[0], steps[0] + len(steps))):
-        return None
-    return max(0, min(losses) - steps[0])
 
 
 def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()) -> Finding:
@@ -220,7 +215,7 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
 
 
 def _other_ranks(one: Struck, reference: Attempt) -> Finding:
-    printed = printed_start(one.branch.losses, reference.clear_losses) if one.branch is not None else None
+    printed = judge_end.printed_start(one.branch.losses, reference.clear_losses) if one.branch is not None else None
     return ranks.judge(one, printed)
 
 
@@ -237,7 +232,6 @@ def _wrong_state(one: Struck, ground: Ground) -> list[str]:
 
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
 _FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
-_HUNG = "ranks wait for each other: see whether all of them loaded the same step, and give collectives a timeout"
 _FALL_BACK = (
     "verify a checkpoint before loading it, fall back to the one before, and stop with an error where none is good; "
     "keep at least two"
@@ -274,7 +268,7 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
         if attempt.hung and (attempt is not attempts[-1] or not attempt.lives):
             if attempt.loaded and attempt.lives == ():
                 continue  # told by `ranks`, and by `end`
-            return fail(f"after {before} the program hung and was killed", action=_HUNG)
+            return fail(f"after {before} the program hung and was killed", action=judge_end.HUNG)
         if not attempt.lives and code:
             saving = before.startswith("SIGKILL during a save")
             return fail(
@@ -325,26 +319,6 @@ def _stop(hit: Attempt, shape: Shape) -> Finding:
         forced=hit.forced,
         finished=hit.reached >= shape.steps,
     )
-
-
-def _end(attempts: Sequence[Attempt], *, steps: int, reached: int | None) -> Finding:
-    if reached is None or not attempts:
-        return error("the last attempt was not reached", action="see the strikes that were not reached")
-    last = attempts[-1]
-    if last.hung:
-        return fail(f"the last attempt hung at step {reached} of {steps} and was killed", action=_HUNG)
-    if set(last.codes) != {0}:
-        return fail(
-            f"the last attempt ended with {list(last.codes)}: {last.message}", action=f"see the logs in {last.folder}"
-        )
-    if reached < steps:
-        return fail(f"the last attempt ended with 0 at step {reached} of {steps}", action=f"see {last.folder}")
-    if reached > steps:
-        return fail(
-            f"it did {reached} steps instead of {steps}: the loop does not count from the step at which it resumed",
-            action="save the step (or epoch and batch) and go on from it: range(start, steps), not range(steps)",
-        )
-    return ok(f"the run came to step {reached}, its last, in attempt {len(attempts)}")
 
 
 def _left(attempts: Sequence[Attempt]) -> Finding:

@@ -222,6 +222,14 @@ def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
     assert "not repeatable enough" in unsure.reason
 
 
+def test_a_resume_that_was_struck_again_in_its_first_step_leaves_the_data_to_be_shown_by_others() -> None:
+    ground, short = replace(GROUND, source=None), resumes(*lines_from(10)[:1])
+    found = judge_data.data([*short, *resumes(*lines_from(10))], ground)
+    assert (found.verdict, found.reason.split(":")[0]) == (Verdict.PASS, "1 resumes")
+    alone = judge_data.data(short, ground)
+    assert (alone.verdict, "too few steps" in alone.reason) == (Verdict.ERROR, True)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "repeatable", "verdict"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, skip
-from trainmaster.drill.ground import Ground, enough, equal, pairs_after, placed, same_after
+from trainmaster.drill.ground import Ground, enough, pairs_after, placed, same_after
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.witness_log import Line
 
@@ -89,9 +89,11 @@ def _made_of(got: Sequence[str], wanted: Sequence[str], lost: int) -> str:
 
 
 def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) -> Finding:
-    if all(same_after(resume) for resume in judged):
+    # One that was struck again in its first step shows nothing; with two optimizers, in its second step too.
+    shown = [resume for resume in judged if pairs_after(resume)]
+    if shown and all(same_after(resume) for resume in shown):
         return ok(
-            f"{len(judged)} resumes: no DataLoader was seen; the weights after the resumes are those of the "
+            f"{len(shown)} resumes: no DataLoader was seen; the weights after the resumes are those of the "
             "undisturbed run, which other data would have changed"
         )
     if failed and ground.repeatable:
@@ -101,7 +103,7 @@ def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) 
         )
     why = "the weights are not repeatable enough to tell"
     if ground.repeatable:
-        moved = next((resume for resume in judged if not equal(pairs_after(resume))), None)
+        moved = next((resume for resume in shown if not same_after(resume)), None)
         why = f"the weights after {moved.strike} are others" if moved else "too few steps after a resume were seen"
     return error(
         f"no DataLoader was seen, and {why}",

@@ -179,6 +179,29 @@ def test_a_damaged_checkpoint(
     assert words in finding.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "outcome", "words"),
+    [
+        ("checkpoints/step-0012.pt", lines_from(10), Verdict.PASS, "noticed, went on from step 10"),
+        ("checkpoints/step-0010.pt", lines_from(10), Verdict.FAIL, "loaded without a word"),
+        ("checkpoints/last.pt", lines_from(10), Verdict.ERROR, "of step 12 or 10 is not known"),
+        ("checkpoints/step-0012.pt", lines_from(12), Verdict.FAIL, "loaded without a word"),
+        ("checkpoints/step-0012.pt", lines_from(5), Verdict.PASS, "noticed, went on from step 5"),
+    ],
+)
+def test_a_damaged_checkpoint_may_be_a_save_in_the_background(
+    name: str, lines: list[Line], outcome: Verdict, words: str
+) -> None:
+    """That after step 12 had ended just before, and the one after step 10 long before."""
+    struck = Struck(
+        strike=Strike(name="flipped", after=0), reached=True, died_at=12, resumes=tuple(resumes(*lines)),
+        branch=attempt(*lines, codes=(-9,)), damaged=name, newest=10, unsure=12, older=1,
+    )  # fmt: skip
+    finding = verdict.damage(struck, GROUND)
+    assert finding.verdict is outcome, finding
+    assert words in finding.reason
+
+
 def test_a_flipped_bit_in_a_file_that_no_resume_reads_is_no_fault() -> None:
     strikes = [Strike(name=name, after=0) for name in ("flipped", "missing")]
     struck = [

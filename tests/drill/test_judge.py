@@ -269,6 +269,31 @@ def test_a_save_that_one_rank_has_not_finished_is_not_expected() -> None:
     assert timeline.newest() == 5
 
 
+def in_the_background(*second: Line, died: int = 13) -> tuple[Timeline, list[Resume]]:
+    """As `resumes`, with saves in a thread that ended less than 5 s before the strike."""
+    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
+    saves = tuple(Save(after=after, at=died - 0.5, path="/x", behind=True) for after in (5, 10))
+    timeline.add("the start", [replace(life(*(line(step) for step in range(1, died + 1))), saves=saves)])
+    return timeline, timeline.add("SIGKILL", [life(*second)])
+
+
+def test_a_save_in_the_background_that_was_loaded_was_finished() -> None:
+    timeline, found = in_the_background(*lines_from(10))
+    assert [(one.newest, one.unsure, one.start) for one in found] == [(None, 10, 10)]
+    assert judge.no_restart(found).verdict is Verdict.PASS
+    assert judge.newest_used(found).values == {"lost": 2}
+    assert timeline.newest() == 10, "what was loaded was whole"
+
+
+def test_a_save_in_the_background_that_was_not_finished_is_told_with_what_to_do() -> None:
+    timeline, found = in_the_background(*lines_from(0))
+    for finding in (judge.no_restart(found), judge.newest_used(found)):
+        assert finding.verdict is Verdict.ERROR
+        assert "the save after step 10, in the background, was not certainly finished" in finding.reason
+        assert "thread.join()" in (finding.action or "")
+    assert timeline.newest() is None
+
+
 def test_ranks_that_did_not_load_are_named() -> None:
     timeline = Timeline(reference={0: REFERENCE, 1: REFERENCE}, savers=frozenset({0}))
     run = [line(step) for step in range(1, 14)]

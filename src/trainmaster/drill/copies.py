@@ -81,6 +81,7 @@ class Copies:
             found = self._checkpoints(name)
         if not found or not one.reached:
             return replace(one, reached=False)
+        one = replace(one, unsure=timeline.unsure())
         if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
             return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
         dice = random.Random(f"{self.starts.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)

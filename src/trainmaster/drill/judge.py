@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.drill.ground import SEE_STRIKES, Ground, enough, equal, pairs_after, placed
 from trainmaster.drill.judge_data import lost_in_the_middle
-from trainmaster.drill.lives import Resume
+from trainmaster.drill.lives import JUST_S, Resume
 
 _LOAD_SCHEDULE = (
     "the state of the learning rate schedule is not saved or not loaded: save scheduler.state_dict() and load it after "
@@ -24,6 +24,10 @@ _TOO_FEW = (
 _TOO_MANY = (
     "scheduler.step() is called too often around a resume: after scheduler.load_state_dict() (or with last_epoch= when "
     "the scheduler is built) do not call it before the next optimizer.step()"
+)
+WAIT = (
+    f"give a save in the background {JUST_S:g} s of steps before the next strike: run more or longer steps between "
+    "saves, or let the program wait for the save (thread.join(), future.result()) before its next step, for the drill"
 )
 
 
@@ -41,17 +45,24 @@ def no_restart(resumes: Sequence[Resume]) -> Finding:
                 "newest one below TRAINMASTER_CHECKPOINTS before the first step, and stop where it cannot be read",
                 step=0,
             )
-    saved = sum(resume.newest is not None for resume in resumes)
+    # A start at a later step shows that there was something to go on from.
+    saved = sum(resume.newest is not None or bool(resume.start) for resume in resumes)
     if not saved:
-        return error("nothing was saved before any strike", action="save more often, or run more steps")
+        return _unfinished(resumes) or error(
+            "nothing was saved before any strike", action="save more often, or run more steps"
+        )
     return ok(f"{saved} starts with a checkpoint there, none of them at step 0")
 
 
 def newest_used(resumes: Sequence[Resume]) -> Finding:
     """It goes on from the newest checkpoint that was whole."""
-    judged = [resume for resume in resumes if resume.start is not None and resume.newest is not None]
+    judged = [
+        resume
+        for resume in resumes
+        if (resume.start is not None and resume.newest is not None) or (resume.unsure is not None and resume.start)
+    ]
     if not judged:
-        return error("no start could be placed in the run", action=SEE_STRIKES)
+        return _unfinished(resumes) or error("no start could be placed in the run", action=SEE_STRIKES)
     for resume in judged:
         if resume.base < (resume.newest or 0) and not resume.restarted:
             return fail(
@@ -63,6 +74,18 @@ def newest_used(resumes: Sequence[Resume]) -> Finding:
     if most is None:
         return error("every start was at step 0", action="see the finding about step 0")
     return ok(f"at most {most} steps lost, back to the newest save each time", lost=most)
+
+
+def _unfinished(resumes: Sequence[Resume]) -> Finding | None:
+    """Where saves in the background were the only ones, and none was certainly whole at a strike."""
+    one = next((resume for resume in resumes if resume.unsure is not None), None)
+    if one is None:
+        return None
+    return error(
+        f"the save after step {one.unsure}, in the background, was not certainly finished at {one.strike}: it had "
+        f"ended less than {JUST_S:g} s before, and no save before it is known",
+        action=WAIT,
+    )
 
 
 def weights(resumes: Sequence[Resume]) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, wa
 from trainmaster.drill import judge, judge_data, judge_end, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.ground import Ground, make_ground
-from trainmaster.drill.lives import Resume
+from trainmaster.drill.lives import JUST_S, Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck, count
 
@@ -192,13 +193,24 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
             action=to_do,
         )
     starts = {resume.start for resume in one.resumes}
-    if 0 in starts and (one.newest or 0) > 0:
+    if 0 in starts and (one.newest or one.unsure or 0) > 0:
         return fail(
             f"{words}: the run began at step 0" + (alone or f", silently, although {one.older} older were there"),
             action=to_do,
         )
     if all(start is not None and start < (one.newest or 0) for start in starts):
         return ok(f"{words}: noticed, went on from step {max(start or 0 for start in starts)}")
+    if one.unsure is not None and one.newest is not None and starts == {one.newest}:
+        # Which of the two was damaged, only its name may tell.
+        numbers = {int(number) for number in re.findall(r"\d+", one.damaged or "")} & {one.newest, one.unsure}
+        if numbers == {one.unsure}:
+            return ok(f"{words}: noticed, went on from step {one.newest}")
+        if numbers != {one.newest}:
+            return error(
+                f"{words}: whether it was of step {one.unsure} or {one.newest} is not known, because the save after "
+                f"step {one.unsure}, in the background, had ended less than {JUST_S:g} s before",
+                action=judge.WAIT,
+            )
     wrong = _wrong_state(one, ground)
     if one.strike.name == "flipped" and one.damaged not in unneeded:
         # What the bit was part of cannot be seen in a sample of the state. It was loaded, and nobody was told: the run

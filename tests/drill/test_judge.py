@@ -251,6 +251,20 @@ def test_buffers_are_those_that_the_run_had(
     assert ("not looked at" in finding.reason) == (before is None)
 
 
+def test_buffers_that_each_rank_has_of_its_own_and_rank_0_saves_for_all_have_a_fix_of_their_own() -> None:
+    def on(rank: int, *, before: str, after: str) -> list[Resume]:
+        found = resumes(*lines_from(10, buffers=after))
+        return [replace(one, rank=rank, own={11: replace(line(11), buffers=before)}) for one in found]
+
+    ground = replace(GROUND, buffers=True)
+    finding = judge.buffers([*on(0, before="u0", after="u0"), *on(1, before="u1", after="u0+")], ground)
+    assert finding.verdict is Verdict.FAIL
+    assert "buffers of rank 1" in finding.reason and "although those of rank 0 are" in finding.reason
+    assert "broadcast_buffers=True" in (finding.action or "")
+    none = judge.buffers([*on(0, before="u0", after="x"), *on(1, before="u1", after="x")], ground)
+    assert "model.state_dict(), not only model.parameters()" in (none.action or "")
+
+
 def test_what_was_not_seen_never_passes() -> None:
     assert {claim([]).verdict for claim in CLAIMS.values()} == {Verdict.ERROR}
 

@@ -134,12 +134,32 @@ def buffers(resumes: Sequence[Resume], ground: Ground) -> Finding:
     for resume in judged:
         held = resume.held(resume.base + 1)
         if held is not None and held.buffers != resume.lines[0].buffers:
+            if right := _right_beside(resume, judged):
+                return fail(
+                    f"after {resume.strike} buffers of rank {resume.rank}, as BatchNorm's statistics, are not those "
+                    f"that it had in step {resume.base + 1}, although those of rank {right.rank} are: each rank has "
+                    "buffers of its own, and those of one rank are saved, or loaded, for all",
+                    action="let all ranks have the same buffers (DistributedDataParallel with broadcast_buffers=True, "
+                    "SyncBatchNorm, or a broadcast before each save), or save and load those of each rank",
+                )
             return fail(
                 f"after {resume.strike} buffers of rank {resume.rank}, as BatchNorm's statistics, are not those that "
                 f"the run had in step {resume.base + 1}: evaluation gives other results",
                 action="save model.state_dict(), not only model.parameters(), and load it with strict=True",
             )
     return enough(judged, "buffers, as BatchNorm's statistics, bit-equal to those that were saved")
+
+
+def _right_beside(wrong: Resume, judged: Sequence[Resume]) -> Resume | None:
+    """Another rank of the same start that has the buffers that it had, which were not those of this rank."""
+    wanted = wrong.held(wrong.base + 1)
+    for one in judged:
+        held = one.held(one.base + 1)
+        if held is None or wanted is None or (one.strike, one.done) != (wrong.strike, wrong.done):
+            continue
+        if held.buffers == one.lines[0].buffers and held.buffers != wanted.buffers:
+            return one
+    return None
 
 
 def schedule(resumes: Sequence[Resume]) -> Finding:

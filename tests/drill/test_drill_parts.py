@@ -200,6 +200,8 @@ def test_a_damaged_checkpoint_may_be_a_save_in_the_background(
     finding = verdict.damage(struck, GROUND)
     assert finding.verdict is outcome, finding
     assert words in finding.reason
+    first = verdict.damage(replace(struck, newest=None), GROUND)  # no save is certainly whole
+    assert (first.verdict, first.reason) == (finding.verdict, finding.reason) or lines == lines_from(5)
 
 
 def test_a_flipped_bit_in_a_file_that_no_resume_reads_is_no_fault() -> None:

@@ -308,6 +308,25 @@ def test_a_save_in_the_background_that_was_not_finished_is_told_with_what_to_do(
     assert timeline.newest() is None
 
 
+def late(*after: int, start: int) -> tuple[Timeline, list[Resume]]:
+    """A run with saves in the background that are heard of after these steps, long before the strike in step 30."""
+    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
+    saves = tuple(Save(after=step, at=float(step), path="/x", behind=True) for step in after)
+    timeline.add("the start", [replace(life(*(line(step) for step in range(1, 31))), saves=saves)])
+    return timeline, timeline.add("SIGKILL", [life(*lines_from(start))])
+
+
+def test_a_save_in_the_background_is_of_a_step_before_its_end() -> None:
+    """Of step 10, and heard of after step 13: a start at step 10 uses it."""
+    timeline, (resume,) = late(13, 23, start=20)
+    assert (resume.newest, resume.start) == (20, 20)
+    assert judge.newest_used([resume]).verdict is Verdict.PASS
+    assert timeline.newest() == 20
+    older = judge.newest_used(late(13, 23, start=10)[1])
+    assert older.verdict is Verdict.FAIL and "from step 10, although step 23 was saved" in older.reason
+    assert judge.newest_used(late(20, 23, start=20)[1]).verdict is Verdict.FAIL
+
+
 def test_ranks_that_did_not_load_are_named() -> None:
     timeline = Timeline(reference={0: REFERENCE, 1: REFERENCE}, savers=frozenset({0}))
     run = [line(step) for step in range(1, 14)]

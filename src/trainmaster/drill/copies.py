@@ -65,7 +65,15 @@ class Copies:
                 total=shape.steps,
                 fewer=strike.name == "ranks",
             )
+            saved = timeline.copy()
             one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)
+            start = one.resumes[0].start if one.resumes else None
+            one = replace(
+                one,
+                newest=saved.step_of(one.newest, start),
+                unsure=saved.step_of(one.unsure, start),
+                older_step=saved.step_of(one.older_step, start),
+            )
         self._throw_away(name)
         return one
 

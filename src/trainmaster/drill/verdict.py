@@ -200,14 +200,15 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
         )
     if all(start is not None and start < (one.newest or 0) for start in starts):
         return ok(f"{words}: noticed, went on from step {max(start or 0 for start in starts)}")
-    if one.unsure is not None and one.newest is not None and starts == {one.newest}:
+    start = min(start or 0 for start in starts)
+    if one.unsure is not None and starts == {start} and (one.newest or 1) <= start < one.unsure:
         # Which of the two was damaged, only its name may tell.
-        numbers = {int(number) for number in re.findall(r"\d+", one.damaged or "")} & {one.newest, one.unsure}
+        numbers = {int(number) for number in re.findall(r"\d+", one.damaged or "")} & {start, one.unsure}
         if numbers == {one.unsure}:
-            return ok(f"{words}: noticed, went on from step {one.newest}")
-        if numbers != {one.newest}:
+            return ok(f"{words}: noticed, went on from step {start}")
+        if numbers != {start}:
             return error(
-                f"{words}: whether it was of step {one.unsure} or {one.newest} is not known, because the save after "
+                f"{words}: whether it was of step {one.unsure} or {start} is not known, because the save after "
                 f"step {one.unsure}, in the background, had ended less than {JUST_S:g} s before",
                 action=judge.WAIT,
             )

@@ -43,6 +43,7 @@ class Witness:
         # After a torch.save into memory: the first half of it where it is to be struck, and the file that it went to.
         self.memory: bytes | None = None
         self.written: str | None = None
+        self.began = 0  # steps that were done when a save began: training goes on beside one in a thread
         self.behind = False  # it is written by a thread of its own, while training goes on
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None

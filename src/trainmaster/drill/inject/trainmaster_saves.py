@@ -39,6 +39,8 @@ def call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) 
 def before_save(place: Any) -> None:
     witness = _here()
     name = _disk.name_of(place)
+    if witness is not None:
+        witness.began = witness.steps
     if witness is not None and name is not None:
         path = os.path.realpath(name)
         _end_outside(witness, path)
@@ -96,7 +98,8 @@ def note_save(witness: Witness, path: str, rank: int) -> None:
     if witness.saved_at != witness.steps:  # one line a step, however many files
         witness.saved_at = witness.steps
         now = time.time()
-        line = {"k": "save", "n": witness.steps, "r": rank, "t": now, "path": path, "behind": witness.behind}
+        number = witness.began if witness.behind else witness.steps
+        line = {"k": "save", "n": number, "r": rank, "t": now, "path": path, "behind": witness.behind}
         witness.write(line)
 
 

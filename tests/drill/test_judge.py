@@ -405,7 +405,7 @@ NO_ORDER = replace(GROUND, data=False)
 @pytest.mark.parametrize(
     ("save", "after", "verdict", "words"),
     [
-        (10, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "in an order of their own"),
+        (10, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "order of their own"),
         (12, [("own13", 3), ("x", 4), ("y", 5)], Verdict.PASS, "1 steps read the batches that the run had read"),
         (12, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.ERROR, "another order"),
         (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
@@ -421,6 +421,31 @@ def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_orde
     assert words in finding.reason
     if verdict is not Verdict.FAIL:
         assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+def told(order: Sequence[int], *, first: int, last: int) -> dict[int, Line]:
+    """Steps of two samples each, told by the program."""
+    parts = {step: tuple(f"i{one}" for one in order[2 * (step - 1) : 2 * step]) for step in range(first, last + 1)}
+    return {step: replace(line(step), batches=(), ids="+".join(part), samples=part) for step, part in parts.items()}
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "words"),
+    [
+        ([5, 3, 1, 0, 2, 4], Verdict.PASS, "each sample once"),  # the rest of its pass, and another one
+        ([9, 8, 7, 6, 5, 4], Verdict.FAIL, "4 samples a second time in one pass through the data, which reads 10"),
+        ([5, 3], Verdict.ERROR, "another order"),  # its pass was not read to the end
+    ],
+)
+def test_samples_that_are_told_are_read_once_in_a_pass(after: list[int], verdict: Verdict, words: str) -> None:
+    reference = told([*range(10), *range(9, -1, -1), *range(10)], first=1, last=15)
+    own = told([*range(10), 9, 8, 7, 6, 4, 5, 0, 1], first=1, last=9)  # saved after step 7: four of the second pass
+    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
+    timeline.add("the start", [life(*own.values(), saves=[7])])
+    second = told([*[0] * 14, *after], first=8, last=7 + len(after) // 2)
+    found = timeline.add("SIGKILL", [life(*second.values())])
+    finding = judge_data.data(found, replace(NO_ORDER, ids=True, source=None))
+    assert (finding.verdict, words in finding.reason) == (verdict, True), finding
 
 
 def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trainmaster.core.results import Finding, error, fail, ok, skip
+from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip
 from trainmaster.drill.ground import Ground, enough, pairs_after, placed, same_after
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.witness_log import Line
@@ -129,7 +129,10 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
                 continue
             if place := _place_in_own(resume, number, ground):
                 return _wrong_data(resume, number, place)
-            if _begins(held, ground) and _begins(resume.lines[number - 1], ground):
+            pass_ = _judge_pass(resume)
+            if pass_ is not None and pass_.verdict is Verdict.FAIL:
+                return pass_
+            if pass_ or (_begins(held, ground) and _begins(resume.lines[number - 1], ground)):
                 drawn += 1
             else:
                 unknown = unknown or _no_order(resume, number)
@@ -140,8 +143,44 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
         return error(f"{_NO_ORDER}, and no step was seen before and after a strike", action=_SEED)
     words = f"{alike} steps read the batches that the run had read there before the strike"
     if drawn:
-        words += f"; {drawn} resumes began a pass through the data, as the run did there, in an order of their own"
+        words += (
+            f"; {drawn} resumes began a pass through the data where the run did, or read each sample once in it, in an "
+            "order of their own"
+        )
     return enough(judged, f"{words} ({_NO_ORDER})")
+
+
+def _judge_pass(resume: Resume) -> Finding | None:
+    """Whether each sample is read once in the pass that the resume went on in. None: that cannot be told."""
+    length = _pass_length([resume.reference[step].samples for step in sorted(resume.reference)])
+    before = [resume.own.get(step) for step in range(1, resume.base + 1)]
+    if not length or None in before:
+        return None
+    read = [sample for line in before if line is not None for sample in line.samples]
+    begin = len(read) // length * length
+    read += [sample for line in resume.lines for sample in line.samples]
+    this = read[begin : begin + length]
+    if twice := len(this) - len(set(this)):
+        return fail(
+            f"after {resume.strike} rank {resume.rank} read {twice} samples a second time in one pass through the "
+            f"data, which reads {length}",
+            action="another order was drawn in the middle of a pass: save the order of the pass, or the state of the "
+            "sampler's generator at its begin, and how many samples of it were read",
+        )
+    return ok("each sample once") if len(this) == length else None
+
+
+def _pass_length(steps: Sequence[Sequence[str]]) -> int:
+    """Samples of one pass through the data: so many, again and again, are all different. 0: not known."""
+    read = [sample for step in steps for sample in step]
+    if not all(steps) or not read:
+        return 0
+    for length in range(min(len(set(read)), len(read) // 2), 0, -1):
+        passes = [read[at : at + length] for at in range(0, len(read), length)]
+        if all(len(set(one)) == len(one) for one in passes):
+            # Where samples are drawn with replacement, only a few of them are different by chance.
+            return length if 2 * length > len(set(read)) else 0
+    return 0
 
 
 def _no_order(resume: Resume, number: int) -> Finding:

@@ -28,6 +28,7 @@ class Line:
     places: tuple[int, ...] = ()  # of each of these batches in its pass through the data, from 1; 0: not seen
     buffers: str | None = None  # digest of those beside the weights; "": there are none; None: not looked at
     ids: str | None = None  # what `trainmaster.drill.sample` was told
+    samples: tuple[str, ...] = ()  # a digest of each of these, where they are few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,5 +151,6 @@ def _line(group: Sequence[dict[str, Any]]) -> Line:
         batches=tuple((str(source), str(digest)) for item in group for source, digest, *_ in item["b"]),
         places=tuple(int(batch[2]) if len(batch) > 2 else 0 for item in group for batch in item["b"]),
         buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
+        samples=tuple(str(one) for item in group for one in item.get("samples", ())),
         ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
     )

@@ -28,6 +28,7 @@ _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
 _STATES = 24  # parameters whose optimizer state is looked at: two or three tensors each
 _BATCH_TENSORS, _BATCH_ELEMENTS = 16, 64
 _OPTIMIZERS = 8
+_SAMPLES = 128  # of one step, of which each is told
 
 
 def on_step(optimizer: Any, _args: Any, _options: Any) -> None:
@@ -70,6 +71,8 @@ def note_step(optimizer: Any) -> None:
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
+        if len(witness.ids) <= _SAMPLES:
+            line["samples"] = [hashlib.blake2b(one.encode(), digest_size=6).hexdigest() for one in witness.ids]
     witness.write(line)
     witness.batches.clear()
     witness.ids = []

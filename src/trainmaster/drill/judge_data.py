@@ -12,8 +12,8 @@ from trainmaster.drill.witness_log import Line
 _NO_ORDER = "two undisturbed runs read the samples in another order"
 _SEED = (
     "seed the shuffle, for the drill at least (torch.manual_seed, or the generator of the DataLoader or its sampler): "
-    "then the place in the data can be judged. That each sample is read once in a pass, the saved state of the "
-    "sampler's generator and the place in the pass ensure"
+    "then the place in the data can be judged. Or call trainmaster.drill.sample(ids) with the samples of each step: over "
+    "whole passes through the data it shows whether each sample is read once"
 )
 
 

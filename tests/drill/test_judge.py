@@ -399,7 +399,7 @@ def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10) -> list[Resume
     return found
 
 
-NO_ORDER = replace(GROUND, data=False)
+NO_ORDER = replace(GROUND, data=False, told=False)
 
 
 @pytest.mark.parametrize(
@@ -421,6 +421,14 @@ def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_orde
     assert words in finding.reason
     if verdict is not Verdict.FAIL:
         assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+def test_samples_in_one_order_are_asked_of_a_resume_where_their_batches_are_augmented() -> None:
+    ground = replace(GROUND, data=False, ids=True)
+    found = [
+        replace(one, own={}, reference={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="b"))
+    ]
+    assert judge_data.data(found, ground).verdict is Verdict.FAIL
 
 
 def told(order: Sequence[int], *, first: int, last: int) -> dict[int, Line]:

@@ -20,10 +20,16 @@ class Ground:
 
     repeatable: bool  # every weight of every step was bit-equal
     random: frozenset[str]  # generators whose state was the same
-    data: bool  # every batch was the same, and every sample that the program told
+    data: bool  # every batch was the same
     source: str | None  # the data set that is trained on; None: no DataLoader was seen
     ids: bool  # the program tells its samples itself
+    told: bool = True  # the samples that it told were the same
     buffers: bool = False  # those of every step were the same
+
+    @property
+    def order(self) -> bool:
+        """The order of the data was the same: samples that are told may be augmented to other batches."""
+        return self.told if self.ids else self.data
 
 
 def make_ground(first: Attempt, second: Attempt) -> Ground:
@@ -43,7 +49,8 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
             and name in pairs[0][0].random
             and all(line.random.get(name) == other.random.get(name) for line, other in pairs)
         ),
-        data=all((line.batches, line.ids) == (other.batches, other.ids) for line, other in pairs),
+        data=all(line.batches == other.batches for line, other in pairs),
+        told=all(line.ids == other.ids for line, other in pairs),
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
         buffers=all(line.buffers == other.buffers for line, other in pairs),

@@ -12,8 +12,8 @@ from trainmaster.drill.witness_log import Line
 _NO_ORDER = "two undisturbed runs read the samples in another order"
 _SEED = (
     "seed the shuffle, for the drill at least (torch.manual_seed, or the generator of the DataLoader or its sampler): "
-    "then the place in the data can be judged. Or call trainmaster.drill.sample(ids) with the samples of each step: over "
-    "whole passes through the data it shows whether each sample is read once"
+    "then the place in the data can be judged. Or call trainmaster.drill.sample(ids) with the samples of each step: "
+    "over whole passes through the data it shows whether each sample is read once"
 )
 
 
@@ -25,7 +25,7 @@ def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> 
     judged, batches = placed(resumes), 0
     if judged and ground.source is None and not ground.ids:
         return _data_by_weights(judged, ground, failed=failed)
-    if judged and not ground.data:
+    if judged and not ground.order:
         return _data_of_no_order(judged, ground)
     for resume in judged:
         if found := _first_wrong_batch(resume, ground):

@@ -179,31 +179,6 @@ def test_a_damaged_checkpoint(
     assert words in finding.reason
 
 
-@pytest.mark.parametrize(
-    ("name", "lines", "outcome", "words"),
-    [
-        ("checkpoints/step-0012.pt", lines_from(10), Verdict.PASS, "noticed, went on from step 10"),
-        ("checkpoints/step-0010.pt", lines_from(10), Verdict.FAIL, "loaded without a word"),
-        ("checkpoints/last.pt", lines_from(10), Verdict.ERROR, "of step 12 or 10 is not known"),
-        ("checkpoints/step-0012.pt", lines_from(12), Verdict.FAIL, "loaded without a word"),
-        ("checkpoints/step-0012.pt", lines_from(5), Verdict.PASS, "noticed, went on from step 5"),
-    ],
-)
-def test_a_damaged_checkpoint_may_be_a_save_in_the_background(
-    name: str, lines: list[Line], outcome: Verdict, words: str
-) -> None:
-    """That after step 12 had ended just before, and the one after step 10 long before."""
-    struck = Struck(
-        strike=Strike(name="flipped", after=0), reached=True, died_at=12, resumes=tuple(resumes(*lines)),
-        branch=attempt(*lines, codes=(-9,)), damaged=name, newest=10, unsure=12, older=1,
-    )  # fmt: skip
-    finding = verdict.damage(struck, GROUND)
-    assert finding.verdict is outcome, finding
-    assert words in finding.reason
-    first = verdict.damage(replace(struck, newest=None), GROUND)  # no save is certainly whole
-    assert (first.verdict, first.reason) == (finding.verdict, finding.reason) or lines == lines_from(5)
-
-
 def test_a_flipped_bit_in_a_file_that_no_resume_reads_is_no_fault() -> None:
     strikes = [Strike(name=name, after=0) for name in ("flipped", "missing")]
     struck = [
@@ -302,30 +277,6 @@ def test_a_whole_run_passes_and_its_report_says_what_was_not_tried() -> None:
         {"rank": 0, "newest_save": 10, "resumed_from": 10, "lost_steps": 2}
     ]  # fmt: skip
     assert {claim["claim"] for claim in document["claims"]} <= set(command_proof.DOES)
-
-
-@pytest.mark.parametrize(
-    ("by", "printed", "says"),
-    [
-        (
-            -1,
-            True,
-            "counted on from step 9, although its state is that after step 10, so 1 step was done a second time",
-        ),
-        (1, True, "counted on from step 11, although its state is that after step 10, so 1 step was left out"),
-        (-1, False, "1 step done a second time for each of 1 starts"),
-        (1, False, "1 step left out for each of 1 starts"),
-    ],
-)
-def test_a_start_that_counts_from_another_step_is_the_cause_of_other_losses(by: int, printed: bool, says: str) -> None:
-    """It does the work of step 10 again, or leaves out that of step 11, and ends one step late or early."""
-    after = [replace(line(step), weights=f"x{step}", state=f"x{step}") for step in range(12, 41 - by)]
-    losses = {step: 2.0 / step for step in range(11 + by, 41)}
-    proof = proof_of([line(11), *after], printed=losses if printed else {20: 0.1, 40: 0.2})
-    found = {result.check: result.findings[0] for result in proof.results}
-    assert {name for name, one in found.items() if one.verdict is Verdict.FAIL} == {"losses", "end"}
-    assert says in found["end"].reason and "range(done, steps)" in (found["end"].action or "")
-    assert found["losses"].action == "it follows from: end"
 
 
 def test_a_failed_drill_is_repeated_by_its_commands_and_fails_a_pipeline() -> None:

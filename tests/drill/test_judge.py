@@ -209,27 +209,6 @@ def test_generators_that_nobody_seeds_are_not_judged() -> None:
     assert judge.random_state(resumes(*lines_from(10, random={})), ground).verdict is Verdict.SKIP
 
 
-def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
-    ground = replace(GROUND, source=None)
-    assert judge_data.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
-    other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
-    found = judge_data.data(resumes(*other), ground)
-    assert (found.verdict, "the weights after SIGKILL are others" in found.reason) == (Verdict.ERROR, True)
-    assert "drill.sample(ids)" in (found.action or "")
-    follows = judge_data.data(resumes(*other), ground, failed=True)
-    assert (follows.verdict, follows.action) == (Verdict.ERROR, "mend first what failed")
-    unsure = judge_data.data(resumes(*other), replace(ground, repeatable=False), failed=True)
-    assert "not repeatable enough" in unsure.reason
-
-
-def test_a_resume_that_was_struck_again_in_its_first_step_leaves_the_data_to_be_shown_by_others() -> None:
-    ground, short = replace(GROUND, source=None), resumes(*lines_from(10)[:1])
-    found = judge_data.data([*short, *resumes(*lines_from(10))], ground)
-    assert (found.verdict, found.reason.split(":")[0]) == (Verdict.PASS, "1 resumes")
-    alone = judge_data.data(short, ground)
-    assert (alone.verdict, "too few steps" in alone.reason) == (Verdict.ERROR, True)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "repeatable", "verdict"),
     [
@@ -281,50 +260,6 @@ def test_a_save_that_one_rank_has_not_finished_is_not_expected() -> None:
     run = [line(step) for step in range(1, 12)]
     timeline.add("the start", [life(*run, saves=[5, 10]), life(*run, rank=1, saves=[5])])
     assert timeline.newest() == 5
-
-
-def in_the_background(*second: Line, died: int = 13) -> tuple[Timeline, list[Resume]]:
-    """As `resumes`, with saves in a thread that ended less than 5 s before the strike."""
-    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
-    saves = tuple(Save(after=after, at=died - 0.5, path="/x", behind=True) for after in (5, 10))
-    timeline.add("the start", [replace(life(*(line(step) for step in range(1, died + 1))), saves=saves)])
-    return timeline, timeline.add("SIGKILL", [life(*second)])
-
-
-def test_a_save_in_the_background_that_was_loaded_was_finished() -> None:
-    timeline, found = in_the_background(*lines_from(10))
-    assert [(one.newest, one.unsure, one.start) for one in found] == [(None, 10, 10)]
-    assert judge.no_restart(found).verdict is Verdict.PASS
-    assert judge.newest_used(found).values == {"lost": 2}
-    assert timeline.newest() == 10, "what was loaded was whole"
-
-
-def test_a_save_in_the_background_that_was_not_finished_is_told_with_what_to_do() -> None:
-    timeline, found = in_the_background(*lines_from(0))
-    for finding in (judge.no_restart(found), judge.newest_used(found)):
-        assert finding.verdict is Verdict.ERROR
-        assert "the save after step 10, in the background, was not certainly finished" in finding.reason
-        assert "thread.join()" in (finding.action or "")
-    assert timeline.newest() is None
-
-
-def late(*after: int, start: int) -> tuple[Timeline, list[Resume]]:
-    """A run with saves in the background that are heard of after these steps, long before the strike in step 30."""
-    timeline = Timeline(reference={0: REFERENCE}, savers=frozenset({0}))
-    saves = tuple(Save(after=step, at=float(step), path="/x", behind=True) for step in after)
-    timeline.add("the start", [replace(life(*(line(step) for step in range(1, 31))), saves=saves)])
-    return timeline, timeline.add("SIGKILL", [life(*lines_from(start))])
-
-
-def test_a_save_in_the_background_is_of_a_step_before_its_end() -> None:
-    """Of step 10, and heard of after step 13: a start at step 10 uses it."""
-    timeline, (resume,) = late(13, 23, start=20)
-    assert (resume.newest, resume.start) == (20, 20)
-    assert judge.newest_used([resume]).verdict is Verdict.PASS
-    assert timeline.newest() == 20
-    older = judge.newest_used(late(13, 23, start=10)[1])
-    assert older.verdict is Verdict.FAIL and "from step 10, although step 23 was saved" in older.reason
-    assert judge.newest_used(late(20, 23, start=20)[1]).verdict is Verdict.FAIL
 
 
 def test_ranks_that_did_not_load_are_named() -> None:
@@ -383,92 +318,6 @@ def test_an_unseeded_start_before_any_save_is_no_lost_state() -> None:
     found = timeline.add("SIGKILL", [life(*lines_from(0, weights=lambda _, number: f"other{number}"))])
     assert [resume.start for resume in found] == [None]
     assert {claim(found).verdict for claim in CLAIMS.values()} == {Verdict.ERROR}
-
-
-def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10) -> list[Resume]:
-    """A run whose loader draws another order each time, with five steps a pass; then (batch, its place) a step."""
-
-    def one(step: int, batch: str, place: int) -> Line:
-        return replace(line(step), batches=(("data", batch),), places=(place,))
-
-    own = [one(step, f"own{step}", (step - 1) % 5 + 1) for step in range(1, 14)]
-    timeline = Timeline(reference={0: {}}, savers=frozenset({0}))
-    timeline.add("the start", [life(*own, saves=[save])])
-    found = timeline.add("SIGKILL", [life(*(one(save + n, *read) for n, read in enumerate(after, 1)))])
-    assert [resume.start for resume in found] == [save]
-    return found
-
-
-NO_ORDER = replace(GROUND, data=False, told=False)
-
-
-@pytest.mark.parametrize(
-    ("save", "after", "verdict", "words"),
-    [
-        (10, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "order of their own"),
-        (12, [("own13", 3), ("x", 4), ("y", 5)], Verdict.PASS, "1 steps read the batches that the run had read"),
-        (12, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.ERROR, "another order"),
-        (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
-        (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.FAIL, "5 batches were read a second time"),
-        (10, [("own12", 1), ("own13", 2)], Verdict.FAIL, "1 batches were skipped"),
-    ],
-)  # fmt: skip
-def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_order_tells(
-    save: int, after: Sequence[tuple[str, int]], verdict: Verdict, words: str
-) -> None:
-    finding = judge_data.data(unseeded(after, save=save), NO_ORDER)
-    assert finding.verdict is verdict, finding
-    assert words in finding.reason
-    if verdict is not Verdict.FAIL:
-        assert "two undisturbed runs read the samples in another order" in finding.reason
-
-
-def test_samples_in_one_order_are_asked_of_a_resume_where_their_batches_are_augmented() -> None:
-    ground = replace(GROUND, data=False, ids=True)
-    found = [
-        replace(one, own={}, reference={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="b"))
-    ]
-    assert judge_data.data(found, ground).verdict is Verdict.FAIL
-
-
-def told(order: Sequence[int], *, first: int, last: int) -> dict[int, Line]:
-    """Steps of two samples each, told by the program."""
-    parts = {step: tuple(f"i{one}" for one in order[2 * (step - 1) : 2 * step]) for step in range(first, last + 1)}
-    return {step: replace(line(step), batches=(), ids="+".join(part), samples=part) for step, part in parts.items()}
-
-
-@pytest.mark.parametrize(
-    ("after", "verdict", "words"),
-    [
-        ([5, 3, 1, 0, 2, 4], Verdict.PASS, "each sample once"),  # the rest of its pass, and another one
-        ([9, 8, 7, 6, 5, 4], Verdict.FAIL, "4 samples a second time in one pass through the data, which reads 10"),
-        ([5, 3], Verdict.ERROR, "another order"),  # its pass was not read to the end
-    ],
-)
-def test_samples_that_are_told_are_read_once_in_a_pass(after: list[int], verdict: Verdict, words: str) -> None:
-    reference = told([*range(10), *range(9, -1, -1), *range(10)], first=1, last=15)
-    own = told([*range(10), 9, 8, 7, 6, 4, 5, 0, 1], first=1, last=9)  # saved after step 7: four of the second pass
-    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
-    timeline.add("the start", [life(*own.values(), saves=[7])])
-    second = told([*[0] * 14, *after], first=8, last=7 + len(after) // 2)
-    found = timeline.add("SIGKILL", [life(*second.values())])
-    finding = judge_data.data(found, replace(NO_ORDER, ids=True, source=None))
-    assert (finding.verdict, words in finding.reason) == (verdict, True), finding
-
-
-def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> None:
-    finding = judge_data.data([replace(one, own={}) for one in unseeded([("x", 1)])], NO_ORDER)
-    assert finding.verdict is Verdict.ERROR and "seed the shuffle" in (finding.action or "")
-
-
-def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume() -> None:
-    ids = replace(NO_ORDER, ids=True)
-    told = [replace(one, own={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="a"))]
-    assert judge_data.data(told, ids).verdict is Verdict.PASS
-    assert (
-        judge_data.data([replace(one, own={11: replace(line(11), ids="b")}) for one in told], ids).verdict
-        is Verdict.ERROR
-    )
 
 
 @pytest.mark.parametrize(("by", "says"), [(-1, "too seldom"), (1, "too often"), (-10, "not saved or not loaded")])

@@ -182,6 +182,11 @@ def schedule(resumes: Sequence[Resume]) -> Finding:
     return enough(judged, f"learning rates right, {steps} steps")
 
 
+def is_shifted(found: Finding) -> bool:
+    """Whether this finding of `schedule` says that the rates are those of steps before or after."""
+    return found.action in (_TOO_FEW, _TOO_MANY)
+
+
 def _other_rate(resume: Resume, number: int) -> tuple[str, str]:
     """Of which step the learning rates are from this one on, in words, and what to do."""
     first = resume.reference.get(number)

@@ -14,6 +14,7 @@ _COUNT = (
     "number when it is loaded: save after optimizer.step(), with the number of steps that are done, and do exactly the "
     "rest: range(done, steps)"
 )
+_SEEMS = f"{_COUNT}. Where the loop counts batches, go on with the batch after those that were read"
 
 
 def end(
@@ -36,8 +37,10 @@ def end(
         )
     if reached == steps:
         return ok(f"the run came to step {reached}, its last, in attempt {len(attempts)}")
-    if counted := _counted(reference, attempts, resumes) or _same_each_time(attempts, resumes, reached - steps):
+    if counted := _counted(reference, attempts, resumes):
         return fail(f"it did {reached} steps instead of {steps}: {counted}", action=_COUNT)
+    if seems := _same_each_time(attempts, resumes, reached - steps):
+        return fail(f"it did {reached} steps instead of {steps}: {seems}", action=_SEEMS)
     if reached < steps:
         return fail(f"the last attempt ended with 0 at step {reached} of {steps}", action=f"see {last.folder}")
     return fail(
@@ -49,6 +52,11 @@ def end(
 def is_miscounted(found: Finding) -> bool:
     """Whether this finding of `end` says that a start began to count at another step than that of its state."""
     return found.action == _COUNT
+
+
+def may_be_miscounted(found: Finding) -> bool:
+    """The same, or there are so many steps too many, or too few, that it may be so."""
+    return found.action in (_COUNT, _SEEMS)
 
 
 def _counted(reference: Mapping[int, float], attempts: Sequence[Attempt], resumes: Sequence[Resume]) -> str | None:

@@ -96,7 +96,12 @@ def judge_all(
     ]
     end = judge_end.end(first.clear_losses, attempts, resumes, steps=shape.steps, reached=reached)
     miscounted = judge_end.is_miscounted(end)
+    if miscounted:
+        state = [(name, _COUNTED if judge.is_shifted(finding) else finding) for name, finding in state]
     lacks = miscounted or any(finding.verdict is Verdict.FAIL for _, finding in state)
+    data = judge_data.data(alike, ground, failed=lacks)
+    if miscounted and data.verdict is Verdict.FAIL:
+        data = _COUNTED
     found = [
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
@@ -104,15 +109,16 @@ def judge_all(
         ("start", judge.no_restart(resumes)),
         ("lost", judge.newest_used(resumes)),
         *state,
-        ("data", _APART if missed and not alike else judge_data.data(alike, ground, failed=lacks)),
+        ("data", _APART if missed and not alike else data),
         ("accumulation", _APART if missed and not alike else judge_data.accumulation(alike, ground)),
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
     # Other weights, data, steps or random numbers give other buffers.
-    others = miscounted or any(finding.verdict is Verdict.FAIL for _, finding in found)
+    others = judge_end.may_be_miscounted(end) or any(finding.verdict is Verdict.FAIL for _, finding in found)
     found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
-    causes += ["end"] * miscounted
+    if miscounted or (judge_end.may_be_miscounted(end) and not causes):
+        causes.append("end")
     found.append(
         (
             "losses",
@@ -244,6 +250,10 @@ def _wrong_state(one: Struck, ground: Ground) -> list[str]:
 
 
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
+_COUNTED = error(
+    "not judged: it follows from the number of the step, which is another one than that of the state",
+    action="mend first what the finding on the end of the run tells",
+)
 _FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
 _FALL_BACK = (
     "verify a checkpoint before loading it, fall back to the one before, and stop with an error where none is good; "

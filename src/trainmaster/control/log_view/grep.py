@@ -2,6 +2,9 @@
 
     python -I -S grep.py < request        the first line is a JSON object, the log follows unless it names a path
 
+With `end` only the lines that begin before that offset are searched; with `within` the first one is the first that
+begins behind `offset` - 1, so that several programs search parts of one file.
+
 Python's `re` holds the interpreter while it backtracks, for hours if the expression is bad. Here it costs only its own
 process, which has limits on time and memory and is killed when it does not answer. Standard library only: it starts in
 20 ms. Texts of which every match must have one are looked for first, a gigabyte a second and more. Lines are searched
@@ -71,8 +74,19 @@ def main() -> None:
     if request["path"] is not None:
         log = io.FileIO(os.open(request["path"], os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         log.seek(request["offset"])
+        if request.get("within"):
+            request["offset"] = _seek_line(log, request["offset"])
     for answer in search(log, sought, request, until=time.monotonic() + seconds):
         _answer(answer)
+
+
+def _seek_line(log: io.RawIOBase, at: int) -> int:
+    """Go to the first line that begins at this place or behind it; where none does, to the end."""
+    log.seek(max(at - 1, 0))
+    while piece := log.read(1 << 16) or b"":
+        if (ends := piece.find(b"\n")) >= 0:
+            return log.seek(ends + 1 - len(piece), io.SEEK_CUR)
+    return log.tell()
 
 
 def _answer(answer: dict[str, Any]) -> None:
@@ -82,25 +96,32 @@ def _answer(answer: dict[str, Any]) -> None:
 def search(
     log: io.RawIOBase | io.BufferedIOBase, sought: Sought, request: dict[str, Any], *, until: float
 ) -> Iterator[dict[str, Any]]:
-    """Each line that matches, then where the search ended and whether that was the end of the log."""
-    at, left = int(request["offset"]), int(request["limit"])
+    """Each line that matches, then where the search ended and whether that was the end of the log, or of its part."""
+    at, left, stop = int(request["offset"]), int(request["limit"]), request.get("end") or sys.maxsize
     if sought.lower:
         literals = [tuple(text.lower() for text in choice) for choice in sought.literals]
         sought = sought._replace(literals=literals)
     block = bytearray(_LONGEST + _BLOCK)  # the beginning of a line from the block before, and what is read behind it
-    held = 0
+    held, inside = 0, False  # of a line that is taken as several: the next one goes on with it, where `stop` is too
     while True:
+        if at >= stop and not inside:
+            yield {"next": at, "done": True}
+            return
         got = log.readinto(memoryview(block)[held : held + _BLOCK]) or 0
         size = held + got
         end = block.rfind(b"\n", 0, size) + 1 if got else size
         if end == 0 and size >= _LONGEST:
             end = size
         for start, line, place in _matches(block, end, sought):
+            if at + start >= stop and not (inside and start == 0):
+                break
             yield {"at": at + start, "text": _shorten(line, place)}
             left -= 1
             if left == 0:
                 yield {"next": at + min(start + len(line) + 1, size), "done": False}
                 return
+        if end:
+            inside = block[end - 1] != 10
         at, held = at + end, size - end
         block[:held] = block[end:size]
         if not got:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, warn
@@ -10,6 +11,7 @@ from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.record import Attempt
 
+_UNSEEN = 3  # steps that may be printed and not done: an optimizer is not stepped where gradients are infinite
 _NOISE = 3.0  # times the difference of the two undisturbed runs: two runs show little of the spread
 
 
@@ -65,6 +67,26 @@ def judge_losses(
         return ok(f"{len(pairs)} losses after a resume within {bound:.3g} of the undisturbed run's")
     told = f"{len(pairs)} losses" if pairs else "no losses printed under one number each"
     return ok(f"{told}, and the weights of {len(steps)} steps after a resume, bit-equal", compared=len(pairs))
+
+
+def judge_seen(attempts: Sequence[Attempt]) -> Finding | None:
+    """Not more steps are printed than were seen: of the others nothing is known. None: it is so.
+
+    A step that is made of several batches may be printed once a batch.
+    """
+    for attempt in attempts:
+        lives = [life for life in attempt.lives if life.rank == 0] or attempt.lives[:1]
+        batches = [len(line.batches) for life in lives for line in life.lines]
+        printed, seen = len(attempt.losses), len(batches)
+        each = max(1, statistics.median_low(batches)) if batches else 1
+        if seen and printed - seen * each > max(_UNSEEN, seen * each // 20):
+            return error(
+                f"it printed losses of {printed} steps, and the witness saw {seen} optimizer steps: of the others "
+                "nothing is known",
+                action="step a torch.optim optimizer, not inside torch.compile, once in each step that is printed; "
+                "where a step is made of several batches, print it once",
+            )
+    return None
 
 
 def _bit_equal(attempts: Sequence[Attempt], resumes: Sequence[Resume], ground: Ground) -> int:

@@ -105,8 +105,8 @@ def judge_all(
     reached: int | None,
 ) -> list[tuple[str, Finding]]:
     """Every question of the drill and its answer, in the order in which they are told."""
-    if unseen := _unseen(first, second, *attempts):
-        return [("witness", unseen)]
+    if holed := _unseen(first, second, *attempts):
+        return [("witness", holed)]
     ground, noise = make_ground(first, second), losses.noise(first.clear_losses, second.clear_losses)
     missed = {id(resume) for resume in judge.not_loaded(resumes)}  # told by `ranks`; what else they lack follows
     loaded = [resume for resume in resumes if id(resume) not in missed]
@@ -121,6 +121,7 @@ def judge_all(
     ]
     lacks = any(finding.verdict is Verdict.FAIL for _, finding in state)
     found = [
+        *([("witness", unseen)] if (unseen := losses.judge_seen([first, second, *attempts])) else []),
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,37 +107,72 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
-    steps = [item for item in objects if item.get("k") == "step"]
-    lines = _merge(steps)
-    if not lines:
+    steps = [(place, item) for place, item in enumerate(objects) if item.get("k") == "step"]
+    saves = [(place, item) for place, item in enumerate(objects) if item.get("k") == "save"]
+    if not steps:
         return None
+    groups = _group(steps)
+    begun = [group[0][0] for group in groups]
+
+    def late(place: int) -> int:
+        """Steps before a save that only turned out to be steps of the run after it."""
+        return bisect.bisect(begun, place) - max((int(item["n"]) for at, item in steps if at < place), default=0)
+
+    missed = max(int(item["n"]) for _, item in steps) - len(groups)
+    groups = _whole(groups, saved=max((place for place, _ in saves), default=-1))
+    first = steps[0][1]
     return Life(
         pid=pid,
-        rank=int(steps[0]["r"]),
-        world=int(steps[0]["w"]),
-        lines=lines,
+        rank=int(first["r"]),
+        world=int(first["w"]),
+        lines=tuple(_line([item for _, item in group]) for group in groups),
         saves=tuple(
-            Save(after=int(item["n"]), at=float(item["t"]), path=str(item["path"]), behind=bool(item.get("behind")))
-            for item in objects
-            if item.get("k") == "save"
+            Save(
+                after=int(item["n"]) + max(0, late(place)),
+                at=float(item["t"]),
+                path=str(item["path"]),
+                behind=bool(item.get("behind")),
+            )
+            for place, item in saves
         ),
-        missed=max(int(item["n"]) for item in steps) - len({int(item["n"]) for item in steps}),
+        missed=missed,
         struck=any(item.get("k") == "struck" for item in objects),
     )
 
 
-def _merge(items: Sequence[dict[str, Any]]) -> tuple[Line, ...]:
-    """One line for each step of the first optimizer, with the steps that others did before its next one.
+_Placed = tuple[int, dict[str, Any]]  # a line, after its place in the file
 
-    Where the last one has fewer than the one before it, the process was killed in between, and it is left out.
+
+def _group(steps: Sequence[_Placed]) -> list[list[_Placed]]:
+    """Lines of optimizers by steps of the run: a line that counts, with those of others before the next such line.
+
+    One whose number is higher by more than 1 says that its optimizer's last ones were steps of the run too.
     """
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for item in items:
-        groups.setdefault(int(item["n"]), []).append(item)
-    whole = list(groups.values())
-    if len(whole) > 1 and len(whole[-1]) < len(whole[-2]):
-        whole.pop()
-    return tuple(_line(group) for group in whole)
+    groups: list[list[_Placed]] = []
+    number = 0
+    for place, item in steps:
+        more = int(item["n"]) - number
+        if groups and more > 1:
+            own = [at for at, (_, other) in enumerate(groups[-1]) if other.get("o") == item.get("o")][1 - more :]
+            last = groups.pop()
+            cuts = [0, *own, len(last)]
+            groups += [last[a:b] for a, b in itertools.pairwise(cuts) if a < b]
+        if more > 0 or not groups:
+            groups.append([])
+        groups[-1].append((place, item))
+        number = max(number, int(item["n"]))
+    return groups
+
+
+def _whole(groups: list[list[_Placed]], *, saved: int) -> list[list[_Placed]]:
+    """Without the last one, where the process was killed in it: it has fewer lines than the one before it, or one of an
+    optimizer that stepped for the first time, which may be the first of many. `saved`: place of the last save."""
+    if len(groups) < 2 or groups[-1][0][1].get("o") != groups[-2][0][1].get("o"):
+        return groups
+    seen = {item.get("o") for group in groups[:-1] for _, item in group}
+    new = any(item.get("o") not in seen for _, item in groups[-1])
+    cut = len(groups[-1]) < len(groups[-2]) or (new and saved < groups[-1][-1][0])
+    return groups[:-1] if cut else groups
 
 
 def _line(group: Sequence[dict[str, Any]]) -> Line:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _disk: Any = importlib.import_module("trainmaster_disk")
+_turns: Any = importlib.import_module("trainmaster_turns")
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _MOST_LINES = 20_000  # of one process: about 10 MB
@@ -36,7 +37,7 @@ class Witness:
     def begin(self) -> None:
         self.pid, self.file, self.lines = os.getpid(), None, 0  # type: int, Any, int
         self.steps, self.saved_at = 0, -1
-        self.optimizers: dict[int, int] = {}
+        self.turns: Any = _turns.Turns()
         # The last ones: a program that skips what it has seen by reading it again fills the front.
         self.batches: deque[list[str]] = deque(maxlen=_MOST_BATCHES)
         self.ids: list[str] = []

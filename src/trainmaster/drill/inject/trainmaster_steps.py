@@ -27,7 +27,6 @@ _quietly: Callable[..., Any] = _process.quietly
 _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
 _STATES = 24  # parameters whose optimizer state is looked at: two or three tensors each
 _BATCH_TENSORS, _BATCH_ELEMENTS = 16, 64
-_OPTIMIZERS = 8
 
 
 def on_step(optimizer: Any, _args: Any, _options: Any) -> None:
@@ -40,10 +39,10 @@ def note_step(optimizer: Any) -> None:
     witness = _here()
     if witness is None or _digests.is_making() or _is_compiling(torch):
         return
-    number = witness.optimizers.setdefault(id(optimizer), len(witness.optimizers))
-    if number >= _OPTIMIZERS:
+    first = witness.turns.take(optimizer)
+    number = witness.turns.number(optimizer)
+    if not witness.turns.is_looked_at(number):
         return
-    first = number == 0
     rank, world = _digests.rank()
     if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
         _saves.note_save(witness, witness.written, rank)

@@ -27,7 +27,7 @@ from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 
-PARTS = ("digests", "disk", "process", "saves", "steps", "strike", "turns", "witness")
+PARTS = ("beside", "digests", "disk", "process", "saves", "steps", "strike", "turns", "witness")
 
 
 @pytest.fixture

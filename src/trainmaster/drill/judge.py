@@ -26,6 +26,7 @@ class Ground:
     source: str | None  # the data set that is trained on; None: no DataLoader was seen
     ids: bool  # the program tells its samples itself
     buffers: bool = False  # those of every step were the same
+    saved: frozenset[str] = frozenset()  # entries of checkpoints that were the same in every save
 
 
 def no_restart(resumes: Sequence[Resume]) -> Finding:

@@ -28,7 +28,7 @@ def judge_losses(
     action = (
         f"it follows from: {', '.join(causes)}"
         if causes
-        else "something that the witness does not see is not restored: a GradScaler, averaged weights, augmentation"
+        else "something that the witness does not see is not restored: state of the script's own, augmentation"
     )
     bound = 0.0 if ground.repeatable else _NOISE * (noise or 0.0)
     pairs = [

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, losses, ranks, storage_verdict
+from trainmaster.drill import beside, judge, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.judge import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck, count
-from trainmaster.drill.witness_log import Life
+from trainmaster.drill.witness_log import Life, Line
 
 _UNSEEN = (
     "run it with a Python that reads PYTHONPATH (no -I, -E or -S) and steps a torch.optim optimizer, so that the "
@@ -90,7 +90,15 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
         buffers=all(line.buffers == other.buffers for line, other in pairs),
+        saved=_alike(pairs),
     )
+
+
+def _alike(pairs: Sequence[tuple[Line, Line]]) -> frozenset[str]:
+    """Entries of checkpoints that both runs saved bit-equal after every step."""
+    names = {name for line, _ in pairs for name, _ in line.saved}
+    other = {name for line, twin in pairs for name, _ in line.saved ^ twin.saved}
+    return frozenset(names - other)
 
 
 def judge_all(
@@ -117,11 +125,13 @@ def judge_all(
         ("weights", judge.weights(loaded)),
         ("optimizer", judge.optimizer(loaded)),
         ("schedule", judge.schedule(loaded)),
+        *_told("scaler", beside.scaler(loaded)),
+        *_told("averages", beside.averages(loaded)),
         ("random", judge.random_state(loaded, ground)),
     ]
     lacks = any(finding.verdict is Verdict.FAIL for _, finding in state)
     found = [
-        *([("witness", unseen)] if (unseen := losses.judge_seen([first, second, *attempts])) else []),
+        *_told("witness", losses.judge_seen([first, second, *attempts])),
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),
@@ -135,6 +145,7 @@ def judge_all(
     # Other weights, data or random numbers give other buffers.
     others = any(finding.verdict is Verdict.FAIL for _, finding in found)
     found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
+    found += [] if others else _told("saved", beside.saved(loaded, ground))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     found.append(
         (
@@ -152,6 +163,10 @@ def judge_all(
     found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
     found.append(("processes", _left(attempts)))
     return found
+
+
+def _told(name: str, finding: Finding | None) -> list[tuple[str, Finding]]:
+    return [] if finding is None else [(name, finding)]
 
 
 def interrupted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ class Line:
     batches: tuple[tuple[str, str], ...] = ()  # (data set, digest) read since the step before
     buffers: str | None = None  # digest of those beside the weights; "": there are none; None: not looked at
     ids: str | None = None  # what `trainmaster.drill.sample` was told
+    scales: tuple[tuple[float, float], ...] = ()  # of each GradScaler: scale, steps since an infinite gradient
+    averages: tuple[tuple[int, str], ...] = ()  # of each AveragedModel: how many were averaged, digest of the weights
+    saved: frozenset[tuple[str, str]] = frozenset()  # (entry, digest) of what was saved after it, before the next one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +122,19 @@ def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
         return bisect.bisect(begun, place) - max((int(item["n"]) for at, item in steps if at < place), default=0)
 
     missed = max(int(item["n"]) for _, item in steps) - len(groups)
+    saved: dict[int, set[tuple[str, str]]] = {at: set() for at in range(-1, len(groups))}
+    for place, item in enumerate(objects):
+        if item.get("k") == "content":
+            saved[bisect.bisect(begun, place) - 1] |= {
+                (str(name), str(value)) for name, value in item["entries"].items()
+            }
     groups = _whole(groups, saved=max((place for place, _ in saves), default=-1))
     first = steps[0][1]
     return Life(
         pid=pid,
         rank=int(first["r"]),
         world=int(first["w"]),
-        lines=tuple(_line([item for _, item in group]) for group in groups),
+        lines=tuple(_line([item for _, item in group], saved[at]) for at, group in enumerate(groups)),
         saves=tuple(
             Save(
                 after=int(item["n"]) + max(0, late(place)),
@@ -175,7 +184,7 @@ def _whole(groups: list[list[_Placed]], *, saved: int) -> list[list[_Placed]]:
     return groups[:-1] if cut else groups
 
 
-def _line(group: Sequence[dict[str, Any]]) -> Line:
+def _line(group: Sequence[dict[str, Any]], saved: Iterable[tuple[str, str]]) -> Line:
     states = [str(item["s"]) for item in group]
     return Line(
         at=float(group[0]["t"]),
@@ -186,4 +195,7 @@ def _line(group: Sequence[dict[str, Any]]) -> Line:
         batches=tuple((str(source), str(digest)) for item in group for source, digest in item["b"]),
         buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
         ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
+        scales=tuple((float(scale), float(since)) for scale, since in group[0].get("z", ())),
+        averages=tuple((int(many), str(digest)) for many, digest in group[0].get("a", ())),
+        saved=frozenset(saved),
     )

@@ -68,6 +68,31 @@ def flatten(data: Any, leaves: list[Any], depth: int) -> None:
         leaves.append(data)
 
 
+def entries(content: Any) -> dict[str, str]:
+    """Digests of the entries of a checkpoint that hold tensors of real numbers: no counters and no random states.
+
+    Tensors that stand in it by themselves, as in a state_dict, are one entry without a name.
+    """
+    import torch
+
+    def tensors(data: Any, depth: int) -> list[Any]:
+        if isinstance(data, torch.Tensor):
+            return [data] if data.is_floating_point() and data.numel() > 1 else []
+        if isinstance(data, dict):
+            data = [data[key] for key in sorted(data, key=str)]
+        if depth > 6 or not isinstance(data, (list, tuple)):
+            return []
+        return [tensor for one in data for tensor in tensors(one, depth + 1)]
+
+    if not isinstance(content, dict):
+        return {}
+    found: dict[str, list[Any]] = {}
+    for key in sorted(content, key=str):
+        alone = isinstance(content[key], torch.Tensor)
+        found.setdefault("" if alone else str(key)[:64], []).extend(tensors(content[key], 0))
+    return {name: digest(spread(some, 64), 8) for name, some in list(found.items())[:64] if some}
+
+
 def digest(values: list[Any], elements: int, more: bytes = b"") -> str:
     """Digest of some elements of each tensor, gathered on its device and copied to the host at once."""
     import torch

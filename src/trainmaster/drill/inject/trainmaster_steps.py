@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainmaster.drill.inject.trainmaster_process import Witness
 
+_beside: Any = importlib.import_module("trainmaster_beside")
 _digests: Any = importlib.import_module("trainmaster_digests")
 _process: Any = importlib.import_module("trainmaster_process")
 _saves: Any = importlib.import_module("trainmaster_saves")
@@ -67,6 +68,10 @@ def note_step(optimizer: Any) -> None:
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
+    if first and (scales := _beside.read_scales(witness)):
+        line["z"] = scales
+    if first and (averages := _beside.read_averages(witness)):
+        line["a"] = averages
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
     witness.write(line)

@@ -14,7 +14,7 @@ import pytest
 
 from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.core.results import Finding, Overall, Verdict
-from trainmaster.drill import beside, plan, verdict, witness_log
+from trainmaster.drill import beside, judge, plan, verdict, witness_log
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.witness_log import Line
 
@@ -143,3 +143,93 @@ def test_entries_of_a_save_are_digests_of_its_tensors(parts: SimpleNamespace, tm
     first, second, third = (each["entries"] for each in lines if each["k"] == "content")
     assert first == second and set(first) == {"ema", ""}
     assert third["ema"] != first["ema"] and third[""] == first[""]
+
+
+GROUPS = {"groups": ("a", "b"), "states": "x"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"groups": ("b", "a")}, "group 1 holds the parameters of what was group 2"),
+        ({"groups": ("c", "b")}, "its parameters are in another order"),
+        ({"state": "y"}, "have exchanged their states in step 11"),
+        ({"state": "y", "states": "y"}, None),
+        ({"groups": ("b", "a"), "weights": "y"}, None),
+    ],
+)
+def test_an_optimizer_whose_parameters_stand_in_another_order_is_named(changes: Any, words: str | None) -> None:
+    """Its weights were taken for others, and its state for one that was not loaded."""
+    finding = beside.order(held(resumes(*lines_from(10, **{**GROUPS, **changes})), **GROUPS))
+    assert (finding is None) == (words is None)
+    assert finding is None or (words in finding.reason and "by place" in (finding.action or ""))
+
+
+DECAY = ({"weight_decay": 0.1, "betas": [0.9, 0.999], "amsgrad": False}, {"weight_decay": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (DECAY, None),
+        (({**DECAY[0], "more": 1}, DECAY[1]), None),
+        (
+            ({**DECAY[0], "weight_decay": 0.5}, DECAY[1]),
+            "weight_decay of parameter group 1 is 0.5 instead of 0.1 in step",
+        ),
+        (({**DECAY[0], "betas": [0.9, 0.95]}, DECAY[1]), "group 1 is [0.9, 0.95] instead of [0.9, 0.999]"),
+        ((DECAY[0], {"weight_decay": 0.1}), "weight_decay of parameter group 2 is 0.1 instead of 0.0"),
+        (({**DECAY[0], "amsgrad": True}, DECAY[1]), "amsgrad of parameter group 1 is True instead of False"),
+        (DECAY[:1], "the optimizer has 1 parameter groups instead of 2"),
+    ],
+)
+def test_a_hyperparameter_that_changed_is_named_with_both_its_values(got: Any, words: str | None) -> None:
+    finding = beside.hyperparameters(held(resumes(*lines_from(10, settings=got)), settings=DECAY), GROUND)
+    assert finding.verdict is (Verdict.PASS if words is None else Verdict.FAIL)
+    assert words is None or words in finding.reason
+    empty = held(resumes(*lines_from(10, settings=got, state=None)), settings=DECAY)
+    short = [replace(one, lines=one.lines[:1]) for one in empty]
+    assert beside.hyperparameters(short, GROUND).verdict is Verdict.PASS, "told by the optimizer's state"
+
+
+def test_hyperparameters_that_an_optimizer_learns_are_asked_of_the_run_itself() -> None:
+    learned = lines_from(10, settings=lambda _, number: ({"d": 0.1 if number == 1 else float(number)},))
+    found = held(resumes(*learned), settings=({"d": 0.1},))
+    assert beside.hyperparameters(found, GROUND).verdict is Verdict.FAIL
+    assert beside.hyperparameters(found, replace(GROUND, repeatable=False)).verdict is Verdict.PASS
+
+
+def test_a_learning_rate_of_the_second_group_is_told_with_its_own_values() -> None:
+    found = held(resumes(*lines_from(10, rates=(0.1, 0.3))), rates=(0.1, 0.2))
+    finding = judge.schedule(found)
+    assert finding.verdict is Verdict.FAIL and "is 0.3 instead of 0.2" in finding.reason
+
+
+@pytest.mark.slow  # it imports torch
+def test_groups_and_hyperparameters_are_in_the_line_of_a_step(parts: SimpleNamespace, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1)
+    one, two = (torch.nn.Parameter(torch.randn(3)) for _ in range(2))
+    one.grad, two.grad = torch.randn(3), torch.randn(3)
+
+    def make(*groups: Any) -> Any:
+        made = [{"params": list(some), "weight_decay": decay} for some, decay in groups]
+        return torch.optim.AdamW(made, lr=0.1, betas=(0.8, 0.9))
+
+    right, turned = make(([one], 0.1), ([two], 0.0)), make(([two], 0.0), ([one], 0.1))
+    within, exchanged = make(([two, one], 0.1)), make(([one], 0.1), ([two], 0.0))
+    for optimizer, value in ((right, 1.0), (turned, 1.0), (exchanged, 2.0)):  # a state for each
+        optimizer.state[one] = {"exp_avg": torch.full((3,), value)}
+        optimizer.state[two] = {"exp_avg": torch.full((3,), 3.0 - value)}
+    for optimizer in (right, right, turned, within, exchanged):
+        parts.process.witness.turns.leader = None  # each is taken for the one that counts
+        parts.steps.note_step(optimizer)
+        right.param_groups[0]["betas"] = (0.8, 0.95)
+    first, second, other, inner, last = witness_log.read(tmp_path)[0].lines
+    assert first.settings[0]["weight_decay"] == 0.1 and first.settings[0]["betas"] == [0.8, 0.9]
+    assert second.settings[0]["betas"] == [0.8, 0.95] and "lr" not in first.settings[0]
+    assert {each.weights for each in (first, second, other, inner, last)} == {first.weights}
+    assert other.groups == first.groups[::-1] and inner.groups[0] not in first.groups
+    assert last.groups == first.groups
+    assert last.state != first.state and last.states == first.states

@@ -2,11 +2,89 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from trainmaster.core.results import Finding, fail
 from trainmaster.drill.judge import Ground, _enough, _placed
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.witness_log import Line
+
+_BY_PLACE = (
+    "optimizer.load_state_dict gives state, learning rate and weight decay by place: build the groups, and the "
+    "parameters in them, in the same order at every start, and not from a set"
+)
+
+
+def order(resumes: Sequence[Resume]) -> Finding | None:
+    """Parameters stand in the optimizer in the order that they had: its state is given out by their place.
+
+    None: they do.
+    """
+    for resume in _placed(resumes):
+        held, got = resume.held(resume.base + 1), resume.lines[0]
+        if held is None or held.weights != got.weights:
+            continue
+        if held.groups == got.groups:
+            if held.state == got.state or not held.states or held.states != got.states:
+                continue
+            return fail(
+                f"after {resume.strike} parameters of rank {resume.rank}'s optimizer have exchanged their states "
+                f"in step {resume.base + 1}",
+                action=_BY_PLACE,
+            )
+        what = "its parameters are in another order"
+        if sorted(held.groups) == sorted(got.groups):
+            at = next(at for at, (one, other) in enumerate(zip(got.groups, held.groups, strict=True)) if one != other)
+            what = f"group {at + 1} holds the parameters of what was group {held.groups.index(got.groups[at]) + 1}"
+        return fail(
+            f"after {resume.strike} the parameter groups of rank {resume.rank}'s optimizer are not those that it had "
+            f"in step {resume.base + 1}: {what}",
+            action=_BY_PLACE,
+        )
+    return None
+
+
+def hyperparameters(resumes: Sequence[Resume], ground: Ground) -> Finding:
+    """Weight decay, betas and what else a parameter group has are those of the run."""
+    judged, steps = _placed(resumes), 0
+    for resume in judged:
+        for number, line in enumerate(resume.lines, 1):
+            wanted = resume.held(resume.base + 1) if number == 1 else None
+            if wanted is None and ground.repeatable:  # an optimizer may learn them: with other weights they are others
+                wanted = resume.reference.get(resume.base + number)
+            # Those of the first step are kept in the optimizer's state: lost with it, it is told there.
+            if wanted is None or (number == 1 and line.state is None and wanted.state is not None):
+                continue
+            steps += 1
+            if changed := _changed(line, wanted):
+                return fail(
+                    f"after {resume.strike} {changed} in step {resume.base + number}",
+                    action="start with the hyperparameters of the run, and set none after optimizer.load_state_dict, "
+                    "which brings those that were saved",
+                )
+    return _enough(judged, f"weight decay, betas and other hyperparameters right, {steps} steps")
+
+
+def _changed(line: Line, wanted: Line) -> str:
+    """Which hyperparameters of the first group that has others changed, from what to what; empty: none."""
+    if len(line.settings) != len(wanted.settings):
+        return f"the optimizer has {len(line.settings)} parameter groups instead of {len(wanted.settings)}"
+    for number, (got, had) in enumerate(zip(line.settings, wanted.settings, strict=True), 1):
+        names = [name for name in had if name in got and not _same(got[name], had[name])]
+        if names:
+            of = f" of parameter group {number}" if len(wanted.settings) > 1 else ""
+            return ", ".join(f"{name}{of} is {got[name]} instead of {had[name]}" for name in names[:4])
+    return ""
+
+
+def _same(some: Any, other: Any) -> bool:
+    if isinstance(some, list) and isinstance(other, list):
+        return len(some) == len(other) and all(map(_same, some, other))
+    if isinstance(some, float) or isinstance(other, float):
+        return isinstance(some, int | float) and isinstance(other, int | float) and math.isclose(some, other)
+    return bool(some == other)
 
 
 def scaler(resumes: Sequence[Resume]) -> Finding | None:

@@ -135,9 +135,13 @@ def schedule(resumes: Sequence[Resume]) -> Finding:
                 first = resume.reference.get(number)
                 again = first is not None and _close(line.rates, first.rates)
                 as_what = f", that of step {number}: the schedule began anew" if again else ""
+                got, had = next(
+                    (pair for pair in zip(line.rates, wanted.rates, strict=False) if not _close(pair[:1], pair[1:])),
+                    (line.rates[0], wanted.rates[0]),
+                )
                 return fail(
-                    f"after {resume.strike} the learning rate of step {resume.base + number} is {line.rates[0]:g} "
-                    f"instead of {wanted.rates[0]:g}{as_what}",
+                    f"after {resume.strike} the learning rate of step {resume.base + number} is {got:g} "
+                    f"instead of {had:g}{as_what}",
                     action="the state of the learning rate schedule is not saved or not loaded: save "
                     "scheduler.state_dict() and load it after the scheduler is built",
                 )

@@ -123,7 +123,8 @@ def judge_all(
     alike = [resume for group in groups if not any(id(one) in missed for one in group) for resume in group]
     state = [
         ("weights", judge.weights(loaded)),
-        ("optimizer", judge.optimizer(loaded)),
+        ("optimizer", beside.order(loaded) or judge.optimizer(loaded)),
+        ("hyperparameters", beside.hyperparameters(loaded, ground)),
         ("schedule", judge.schedule(loaded)),
         *_told("scaler", beside.scaler(loaded)),
         *_told("averages", beside.averages(loaded)),
@@ -143,9 +144,9 @@ def judge_all(
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
     # Other weights, data or random numbers give other buffers.
-    others = any(finding.verdict is Verdict.FAIL for _, finding in found)
-    found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
-    found += [] if others else _told("saved", beside.saved(loaded, ground))
+    bad = {name for name, finding in found if finding.verdict is Verdict.FAIL}
+    found.append(("buffers", _FOLLOWS if bad - {"scaler", "averages"} else judge.buffers(loaded, ground)))
+    found += [] if bad else _told("saved", beside.saved(loaded, ground))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     found.append(
         (

@@ -29,6 +29,9 @@ class Line:
     batches: tuple[tuple[str, str], ...] = ()  # (data set, digest) read since the step before
     buffers: str | None = None  # digest of those beside the weights; "": there are none; None: not looked at
     ids: str | None = None  # what `trainmaster.drill.sample` was told
+    groups: tuple[str, ...] = ()  # digests of the parameters of each group, in their order
+    states: str = ""  # digest of the states of its parameters, whichever has which
+    settings: tuple[Mapping[str, Any], ...] = ()  # hyperparameters of each group but its rate
     scales: tuple[tuple[float, float], ...] = ()  # of each GradScaler: scale, steps since an infinite gradient
     averages: tuple[tuple[int, str], ...] = ()  # of each AveragedModel: how many were averaged, digest of the weights
     saved: frozenset[tuple[str, str]] = frozenset()  # (entry, digest) of what was saved after it, before the next one
@@ -114,6 +117,9 @@ def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
     saves = [(place, item) for place, item in enumerate(objects) if item.get("k") == "save"]
     if not steps:
         return None
+    told: dict[Any, Any] = {}  # by optimizer: the hyperparameters of its groups, until others are told
+    for _, item in steps:
+        item["h"] = told[item.get("o")] = item.get("h", told.get(item.get("o"), []))
     groups = _group(steps)
     begun = [group[0][0] for group in groups]
 
@@ -195,6 +201,9 @@ def _line(group: Sequence[dict[str, Any]], saved: Iterable[tuple[str, str]]) -> 
         batches=tuple((str(source), str(digest)) for item in group for source, digest in item["b"]),
         buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
         ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
+        groups=tuple(str(digest) for item in group for digest in item.get("q", ())),
+        states="+".join(str(item.get("x", "")) for item in group),
+        settings=tuple(settings for item in group for settings in item.get("h", ())),
         scales=tuple((float(scale), float(since)) for scale, since in group[0].get("z", ())),
         averages=tuple((int(many), str(digest)) for many, digest in group[0].get("a", ())),
         saved=frozenset(saved),

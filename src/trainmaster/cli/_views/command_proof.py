@@ -24,6 +24,7 @@ DOES = {
     "lost": "it goes on from the newest save",
     "weights": "weights",
     "optimizer": "optimizer state",
+    "hyperparameters": "weight decay and other hyperparameters",
     "schedule": "learning rate",
     "scaler": "loss scale (GradScaler)",
     "averages": "averaged weights (AveragedModel)",

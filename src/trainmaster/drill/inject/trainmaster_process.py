@@ -40,6 +40,7 @@ class Witness:
         self.pid, self.file, self.lines = os.getpid(), None, 0  # type: int, Any, int
         self.steps, self.saved_at = 0, -1
         self.turns: Any = _turns.Turns()
+        self.settings: dict[int, Any] = {}  # by number of the optimizer: what its line has told of its groups
         # The last ones: a program that skips what it has seen by reading it again fills the front.
         self.batches: deque[list[str]] = deque(maxlen=_MOST_BATCHES)
         self.ids: list[str] = []

@@ -50,8 +50,11 @@ def note_step(optimizer: Any) -> None:
     if first and not witness.steps:
         witness.write({"k": "versions", "versions": _digests.versions()})
     witness.steps += first
-    parameters = _digests.spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
+    groups = _digests.choose([group["params"] for group in optimizer.param_groups], _TENSORS)
+    parameters = [parameter for group in groups for parameter in group]
+    weights, each = _digests.digest_groups(groups, _ELEMENTS)
     state = [_digests.state(optimizer.state[p]) for p in _digests.spread(parameters, _STATES) if optimizer.state.get(p)]
+    own = _digests.digest_states(state, _ELEMENTS)
     line = {
         "k": "step",
         "n": witness.steps,
@@ -60,11 +63,16 @@ def note_step(optimizer: Any) -> None:
         "w": world,
         "t": time.time(),
         "lr": [float(group.get("lr", 0.0)) for group in optimizer.param_groups][:64],
-        "p": _digests.digest(parameters, _ELEMENTS),
-        "s": _digests.digest([tensor for some in state for tensor in some], _ELEMENTS) if state else "empty",
+        "p": weights,
+        "q": each,
+        "s": own[0] if state else "empty",
+        "x": own[1],
         "g": _digests.random_states(torch),
         "b": list(witness.batches),
     }
+    settings = [_digests.settings(group) for group in optimizer.param_groups[:64]]
+    if witness.settings.get(number) != settings:  # a line has them where they are others than before
+        line["h"] = witness.settings[number] = settings
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""

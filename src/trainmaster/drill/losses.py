@@ -35,7 +35,7 @@ def judge_losses(
         (step, loss, reference[step])
         for attempt in attempts[1:]
         for step, loss in attempt.losses.items()
-        if step in reference
+        if step in reference and not _is_of_a_bar(step, loss, attempt.losses, reference)
     ]
     wrong = [(step, loss, wanted) for step, loss, wanted in pairs if not _near(loss, wanted, bound)]
     if wrong:
@@ -116,6 +116,18 @@ def _bit_equal(attempts: Sequence[Attempt], resumes: Sequence[Resume], ground: G
 def noise(some: Mapping[int, float], others: Mapping[int, float]) -> float | None:
     differences = [abs(loss - others[step]) for step, loss in some.items() if step in others]
     return max((value for value in differences if not math.isnan(value)), default=None)
+
+
+def _is_of_a_bar(step: int, loss: float, losses: Mapping[int, float], reference: Mapping[int, float]) -> bool:
+    """The last step that a killed attempt printed, with the loss of the one before or after.
+
+    A progress bar that counts before it is given the loss prints a step with the loss of the one before, and then with
+    its own; which of them is printed, and read, is a matter of time.
+    """
+    if step != max(losses) or repr(loss) == repr(reference[step]):
+        return False
+    beside = (losses.get(step - 1), reference.get(step - 1), reference.get(step + 1))
+    return any(one is not None and repr(one) == repr(loss) for one in beside)
 
 
 def _near(loss: float, wanted: float, bound: float) -> bool:

@@ -65,6 +65,7 @@ def witness(turns: Any, folder: Path, steps: Sequence[str], *, forget: Sequence[
         ("G G G D G D G D", "G1 G2 G3+D1 G4+D2 G5+D3"),
         ("A A B B C C", "A1 A2 B1 B2 C1 C2"),
         ("G D G D g d g d g d", "G1+D1 G2+D2 g1+d1 g2+d2 g3+d3"),
+        ("G D D G D D D D G D D D D", "G1+D1+D2 G2+D3+D4+D5+D6 G3+D7+D8+D9+D10"),
         ("G D G D D D D", "G1+D1 G2+D2 D3 D4 D5"),
     ],
 )

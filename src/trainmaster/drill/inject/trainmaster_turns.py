@@ -53,9 +53,10 @@ class Turns:
             self.steps += 1
             return 1
         many = self.since[number] = self.since.get(number, 0) + 1
-        beyond = many - self.most.get(number, 0)
-        # One step more than ever may be the first of an optimizer that joins late, a second one in a row is none.
-        alone = beyond > 1 and (self.steps > 1 or many > _UNSURE)
+        most = self.most.get(number, 0)
+        beyond = many - most
+        # The first one may be that of an optimizer that joins late; and a critic need not step equally often each time.
+        alone = many > 2 * most + 1 and (self.steps > 1 or many > _UNSURE)
         if alone or (beyond > 0 and self.lives() is None):
             self._lead(optimizer, number)
             self.steps = beyond

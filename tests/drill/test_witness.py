@@ -28,7 +28,7 @@ from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 
-PARTS = ("digests", "disk", "process", "saves", "steps", "strike", "witness")
+PARTS = ("beside", "digests", "disk", "process", "saves", "steps", "strike", "turns", "witness")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_save_in_a_thread_is_of_the_step_at_which_it_began(parts: SimpleNamesp
             witness.steps = 13
 
         witness.steps = 10
-        parts.saves.call_save(write, tmp_path / "model.pt")
+        parts.saves.call_save(write, tmp_path / "model.pt", {})
 
     thread = threading.Thread(target=save)
     thread.start()
@@ -205,7 +205,7 @@ def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
             model[1].running_mean += 1
         parts.steps.note_step(optimizer)
     bare = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.0)
-    parts.process.witness.optimizers.clear()
+    del optimizer  # the one that counts is gone
     parts.steps.note_step(bare)
     (one,) = witness_log.read(tmp_path)
     first, second, third, without = (line.buffers for line in one.lines)

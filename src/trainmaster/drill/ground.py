@@ -25,6 +25,7 @@ class Ground:
     ids: bool  # the program tells its samples itself
     told: bool = True  # the samples that it told were the same
     buffers: bool = False  # those of every step were the same
+    saved: frozenset[str] = frozenset()  # entries of checkpoints that were the same in every save
 
     @property
     def order(self) -> bool:
@@ -54,7 +55,15 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
         buffers=all(line.buffers == other.buffers for line, other in pairs),
+        saved=_alike(pairs),
     )
+
+
+def _alike(pairs: Sequence[tuple[Line, Line]]) -> frozenset[str]:
+    """Entries of checkpoints that both runs saved bit-equal after every step."""
+    names = {name for line, _ in pairs for name, _ in line.saved}
+    other = {name for line, twin in pairs for name, _ in line.saved ^ twin.saved}
+    return frozenset(names - other)
 
 
 def placed(resumes: Sequence[Resume]) -> list[Resume]:

@@ -174,9 +174,13 @@ def schedule(resumes: Sequence[Resume]) -> Finding:
             steps += 1
             if not _close(line.rates, wanted.rates):
                 as_what, action = _other_rate(resume, number)
+                got, had = next(
+                    (pair for pair in zip(line.rates, wanted.rates, strict=False) if not _close(pair[:1], pair[1:])),
+                    (line.rates[0], wanted.rates[0]),
+                )
                 return fail(
-                    f"after {resume.strike} the learning rate of step {resume.base + number} is {line.rates[0]:g} "
-                    f"instead of {wanted.rates[0]:g}{as_what}",
+                    f"after {resume.strike} the learning rate of step {resume.base + number} is {got:g} "
+                    f"instead of {had:g}{as_what}",
                     action=action,
                 )
     return enough(judged, f"learning rates right, {steps} steps")

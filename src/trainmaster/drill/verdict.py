@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, judge_data, judge_end, losses, ranks, storage_verdict
+from trainmaster.drill import beside, judge, judge_data, judge_end, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.ground import Ground, make_ground
 from trainmaster.drill.lives import JUST_S, Resume
@@ -80,8 +80,8 @@ def judge_all(
     reached: int | None,
 ) -> list[tuple[str, Finding]]:
     """Every question of the drill and its answer, in the order in which they are told."""
-    if unseen := _unseen(first, second, *attempts):
-        return [("witness", unseen)]
+    if holed := _unseen(first, second, *attempts):
+        return [("witness", holed)]
     ground, noise = make_ground(first, second), losses.noise(first.clear_losses, second.clear_losses)
     missed = {id(resume) for resume in judge.not_loaded(resumes)}  # told by `ranks`; what else they lack follows
     loaded = [resume for resume in resumes if id(resume) not in missed]
@@ -90,8 +90,11 @@ def judge_all(
     alike = [resume for group in groups if not any(id(one) in missed for one in group) for resume in group]
     state = [
         ("weights", judge.weights(loaded)),
-        ("optimizer", judge.optimizer(loaded)),
+        ("optimizer", beside.order(loaded) or judge.optimizer(loaded)),
+        ("hyperparameters", beside.hyperparameters(loaded, ground)),
         ("schedule", judge.schedule(loaded)),
+        *_told("scaler", beside.scaler(loaded)),
+        *_told("averages", beside.averages(loaded)),
         ("random", judge.random_state(loaded, ground)),
     ]
     end = judge_end.end(first.clear_losses, attempts, resumes, steps=shape.steps, reached=reached)
@@ -103,6 +106,7 @@ def judge_all(
     if miscounted and data.verdict is Verdict.FAIL:
         data = _COUNTED
     found = [
+        *_told("witness", losses.judge_seen([first, second, *attempts])),
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),
@@ -114,8 +118,10 @@ def judge_all(
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
     # Other weights, data, steps or random numbers give other buffers.
-    others = judge_end.may_be_miscounted(end) or any(finding.verdict is Verdict.FAIL for _, finding in found)
+    bad = {name for name, finding in found if finding.verdict is Verdict.FAIL}
+    others = bad - {"scaler", "averages"} or judge_end.may_be_miscounted(end)
     found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
+    found += [] if bad or others else _told("saved", beside.saved(loaded, ground))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     if miscounted or (judge_end.may_be_miscounted(end) and not causes):
         causes.append("end")
@@ -135,6 +141,10 @@ def judge_all(
     found.append(("end", end))
     found.append(("processes", _left(attempts)))
     return found
+
+
+def _told(name: str, finding: Finding | None) -> list[tuple[str, Finding]]:
+    return [] if finding is None else [(name, finding)]
 
 
 def interrupted(

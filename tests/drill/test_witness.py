@@ -73,7 +73,7 @@ def test_a_save_in_a_thread_is_of_the_step_at_which_it_began(parts: SimpleNamesp
             witness.steps = 13
 
         witness.steps = 10
-        parts.saves.call_save(write, tmp_path / "model.pt")
+        parts.saves.call_save(write, tmp_path / "model.pt", {})
 
     thread = threading.Thread(target=save)
     thread.start()

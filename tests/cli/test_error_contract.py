@@ -52,6 +52,20 @@ def test_an_output_that_cannot_be_written(
         )
 
 
+@pytest.mark.parametrize(
+    ("words", "code"), [("target list >", 0), ("drill --strike list >", 3), ("drill --strike list --json >", 3)]
+)
+def test_an_output_that_was_closed_ends_a_verb_quietly(
+    words: str, code: int, places: dict[str, str], programs: ForkServer, tmp_path: Path
+) -> None:
+    """`| head -1`. rich ended every verb with 1, which is the FAIL of a drill."""
+    closed, stream = os.pipe()
+    os.close(closed)
+    done = run(words, places, tmp_path, stream=stream, programs=programs)
+    os.close(stream)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.matrix(one_in=6)
 @pytest.mark.parametrize("verb", sorted(verb for verb, cases in CASES.items() if cases["encoding"]))
 def test_a_bad_encoding(verb: str, places: dict[str, str], programs: ForkServer, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ from trainmaster.core.results import CheckResult, Overall, Verdict
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import outside, plan, sample, verdict, witness_log
+from trainmaster.drill import judge_end, outside, plan, sample, verdict, witness_log
 from trainmaster.drill.attempt import last_words
+from trainmaster.drill.ground import make_ground
 from trainmaster.drill.lives import Timeline
 from trainmaster.drill.plan import Shape, Strike
 from trainmaster.drill.readings import read_losses
@@ -147,9 +148,9 @@ def test_programs_that_cannot_be_drilled_are_not_struck(tmp_path: Path) -> None:
 
 def test_only_what_two_undisturbed_runs_share_is_asked() -> None:
     first, second = [line(1), line(2)], [line(1), replace(line(2), random={"torch": "r2", "python": "x"})]
-    ground = verdict.make_ground(attempt(*first), attempt(*second))
+    ground = make_ground(attempt(*first), attempt(*second))
     assert (ground.repeatable, ground.random, ground.data, ground.source) == (True, {"torch"}, True, "data")
-    moved = verdict.make_ground(attempt(*first), attempt(line(1), replace(line(2), weights="x", batches=())))
+    moved = make_ground(attempt(*first), attempt(line(1), replace(line(2), weights="x", batches=())))
     assert (moved.repeatable, moved.data) == (False, False)
 
 
@@ -221,7 +222,7 @@ def test_a_single_file_that_is_missing_is_no_damage() -> None:
 def test_printed_steps_place_a_start_where_every_step_is_printed(
     losses: dict[int, float], reference: dict[int, float], start: int | None
 ) -> None:
-    assert verdict.printed_start(losses, reference) == start
+    assert judge_end.printed_start(losses, reference) == start
 
 
 def proof_of(second: list[Line], *, codes: tuple[int, ...] = (0,), printed: dict[int, float] | None = None) -> Proof:

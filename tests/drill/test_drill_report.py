@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import os
 import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from trainmaster import __version__
 from trainmaster.cli._views import command_proof, drill_report
+from trainmaster.cli.main import build
 from trainmaster.cli.training import _command_drill
 from trainmaster.cli.training import drill as drill_verb
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import CheckResult, Overall, Verdict, fail
 from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
-from trainmaster.drill import plan, verdict, witness_log
+from trainmaster.drill import attempt, plan, verdict, witness_log
 from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.plan import Strike
 from trainmaster.drill.record import Setup, Struck
@@ -155,6 +160,63 @@ def test_an_option_of_drill_behind_the_dashes_is_named(tmp_path: Path, monkeypat
     said = "rank 0 of 1 exited with 1: ValueError: --seed must be odd"
     with pytest.raises(DrillFailed, match=r"must be odd$"):
         _command_drill.run(setup, tmp_path, lambda *_: None)
+
+
+def fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch, *words: str) -> Result:
+    """The verb, where its drill ends with an error."""
+
+    def fails(_drill: CommandDrill) -> None:
+        raise error
+
+    monkeypatch.setattr(CommandDrill, "run", fails)
+    return CliRunner().invoke(build(guarded=True), ["drill", *words, "--", "python3", "train.py"])
+
+
+def test_json_is_printed_where_the_undisturbed_run_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = fail_with(DrillFailed("the undisturbed run failed: it exited with 5"), monkeypatch, "--json")
+    assert done.exit_code == 3
+    document = json.loads(done.stdout)
+    assert (document["overall"], document["interrupted"]) == ("INCOMPLETE", False)
+    assert document["reason"] == "the undisturbed run failed: it exited with 5"
+    assert document["claims"][0]["verdict"] == "error" and document["claims"][0]["action"]
+    assert "exited with 5" in done.stderr
+    assert fail_with(DrillFailed("x"), monkeypatch).stdout == ""
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
+    ],
+)
+def test_a_full_disk_is_named_with_its_folder(
+    cause: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = fail_with(cause, monkeypatch, "--json", "--out", str(tmp_path / "proof"))
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 3 and f"{tmp_path / 'proof'}: No space left on device" in said, done.stderr
+    assert "name a folder on another disk with --out" in said
+    assert "No space left" in json.loads(done.stdout)["reason"]
+
+
+def test_a_record_that_is_missing_on_a_full_disk_is_not_the_fault_of_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attempt.no_room(tmp_path, DrillFailed("no record")) is None
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    assert "4 KiB free" in str(attempt.no_room(tmp_path, DrillFailed("no record")))
+
+
+def test_a_report_that_cannot_be_kept_is_shown_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(CommandDrill, "run", lambda _: proof_of(lines_of(11, 40)))
+    monkeypatch.setattr(drill_report, "save", save)
+    words = ["drill", "--out", str(tmp_path / "proof"), "--", "python3", "train.py"]
+    done = CliRunner().invoke(build(guarded=True), words)
+    assert done.exit_code == 3 and "PASS" in done.stdout and "No space left on device" in done.stderr
 
 
 def test_a_folder_of_a_drill_that_failed_undisturbed_is_used_again(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from trainmaster.core.results import Finding, Verdict
-from trainmaster.drill import judge
-from trainmaster.drill.judge import Ground
+from trainmaster.drill import judge, judge_data
+from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume, Timeline
 from trainmaster.drill.witness_log import Life, Line, Save
 
@@ -67,8 +67,8 @@ CLAIMS: dict[str, Callable[[list[Resume]], Finding]] = {
     "buffers": lambda found: judge.buffers(found, replace(GROUND, buffers=True)),
     "schedule": judge.schedule,
     "random": lambda found: judge.random_state(found, GROUND),
-    "data": lambda found: judge.data(found, GROUND),
-    "accumulation": lambda found: judge.accumulation(found, GROUND),
+    "data": lambda found: judge_data.data(found, GROUND),
+    "accumulation": lambda found: judge_data.accumulation(found, GROUND),
 }
 
 
@@ -107,6 +107,14 @@ CASES: dict[str, tuple[list[Line], dict[str, str]]] = {
     "the schedule begins anew a step later": (
         lines_from(10, rates=lambda one, number: one.rates if number == 1 else (0.1,)),
         {"schedule": "the learning rate of step 12 is 0.1"},
+    ),
+    "the schedule is a step behind": (
+        lines_from(10, rates=lambda _, number: REFERENCE[10 + number - 1].rates),
+        {"schedule": "that of step 10: the schedule is 1 step behind"},
+    ),
+    "the schedule is a step ahead, from the second step on": (
+        lines_from(10, rates=lambda one, number: one.rates if number == 1 else REFERENCE[10 + number + 1].rates),
+        {"schedule": "that of step 13: the schedule is 1 step ahead"},
     ),
     "no random state": (
         lines_from(
@@ -154,8 +162,8 @@ def test_what_is_read_over_to_come_to_the_place_is_no_other_data() -> None:
     skipped = tuple(batch for step in range(1, 11) for batch in batches_of(step))
     lines = lines_from(10, batches=lambda one, number: skipped + one.batches if number == 1 else one.batches)
     found = resumes(*lines)
-    assert judge.data(found, GROUND).verdict is Verdict.PASS
-    assert judge.accumulation(found, GROUND).verdict is Verdict.PASS
+    assert judge_data.data(found, GROUND).verdict is Verdict.PASS
+    assert judge_data.accumulation(found, GROUND).verdict is Verdict.PASS
 
 
 def read_ahead(lines: Sequence[Line], *, first: int) -> list[Line]:
@@ -175,7 +183,7 @@ def test_micro_batches_are_counted_where_a_loader_reads_ahead(first: int, verdic
     timeline.add("the start", [life(*whole[:13], saves=[5, 10])])
     second = [replace(one, weights=f"{one.weights}x" if n and first == 2 else one.weights) for n, one in
               enumerate(read_ahead(lines_from(10), first=first))]  # fmt: skip
-    finding = judge.accumulation(timeline.add("SIGKILL", [life(*second)]), GROUND)
+    finding = judge_data.accumulation(timeline.add("SIGKILL", [life(*second)]), GROUND)
     assert finding.verdict is verdict
     if verdict is Verdict.FAIL:
         assert "step 11 was made of 1 micro-batches of 2" in finding.reason
@@ -201,19 +209,6 @@ def test_generators_that_nobody_seeds_are_not_judged() -> None:
     assert judge.random_state(resumes(*lines_from(10, random={})), ground).verdict is Verdict.SKIP
 
 
-def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
-    ground = replace(GROUND, source=None)
-    assert judge.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
-    other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
-    found = judge.data(resumes(*other), ground)
-    assert (found.verdict, "the weights after SIGKILL are others" in found.reason) == (Verdict.ERROR, True)
-    assert "drill.sample(ids)" in (found.action or "")
-    follows = judge.data(resumes(*other), ground, failed=True)
-    assert (follows.verdict, follows.action) == (Verdict.ERROR, "mend first what failed")
-    unsure = judge.data(resumes(*other), replace(ground, repeatable=False), failed=True)
-    assert "not repeatable enough" in unsure.reason
-
-
 @pytest.mark.parametrize(
     ("before", "after", "repeatable", "verdict"),
     [
@@ -233,6 +228,20 @@ def test_buffers_are_those_that_the_run_had(
     finding = judge.buffers(found, replace(GROUND, buffers=repeatable))
     assert finding.verdict is verdict
     assert ("not looked at" in finding.reason) == (before is None)
+
+
+def test_buffers_that_each_rank_has_of_its_own_and_rank_0_saves_for_all_have_a_fix_of_their_own() -> None:
+    def on(rank: int, *, before: str, after: str) -> list[Resume]:
+        found = resumes(*lines_from(10, buffers=after))
+        return [replace(one, rank=rank, own={11: replace(line(11), buffers=before)}) for one in found]
+
+    ground = replace(GROUND, buffers=True)
+    finding = judge.buffers([*on(0, before="u0", after="u0"), *on(1, before="u1", after="u0+")], ground)
+    assert finding.verdict is Verdict.FAIL
+    assert "buffers of rank 1" in finding.reason and "although those of rank 0 are" in finding.reason
+    assert "broadcast_buffers=True" in (finding.action or "")
+    none = judge.buffers([*on(0, before="u0", after="x"), *on(1, before="u1", after="x")], ground)
+    assert "model.state_dict(), not only model.parameters()" in (none.action or "")
 
 
 def test_what_was_not_seen_never_passes() -> None:
@@ -309,3 +318,9 @@ def test_an_unseeded_start_before_any_save_is_no_lost_state() -> None:
     found = timeline.add("SIGKILL", [life(*lines_from(0, weights=lambda _, number: f"other{number}"))])
     assert [resume.start for resume in found] == [None]
     assert {claim(found).verdict for claim in CLAIMS.values()} == {Verdict.ERROR}
+
+
+@pytest.mark.parametrize(("by", "says"), [(-1, "too seldom"), (1, "too often"), (-10, "not saved or not loaded")])
+def test_a_schedule_that_is_a_step_off_has_a_fix_of_its_own(by: int, says: str) -> None:
+    finding = judge.schedule(resumes(*lines_from(10, rates=lambda _, number: REFERENCE[10 + number + by].rates)))
+    assert says in (finding.action or "")

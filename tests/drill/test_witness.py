@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from trainmaster.drill.witness_log import FOLDER_VARIABLE
 
 from .test_drill_parts import SHAPE, attempt, lines_of
 
-PARTS = ("digests", "disk", "process", "saves", "steps", "strike", "witness")
+PARTS = ("beside", "digests", "disk", "process", "saves", "steps", "strike", "turns", "witness")
 
 
 @pytest.fixture
@@ -61,6 +62,24 @@ def test_a_save_into_memory_is_one_when_it_went_into_a_file(parts: SimpleNamespa
     (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
     assert (line["k"], line["path"], line["behind"]) == ("save", str(tmp_path / "model.pt"), False)
     assert parts.process.witness.written is None
+
+
+def test_a_save_in_a_thread_is_of_the_step_at_which_it_began(parts: SimpleNamespace, tmp_path: Path) -> None:
+    """Training goes on beside it: it was taken for one of the step at which it ended."""
+    witness = parts.process.witness
+
+    def save() -> None:
+        def write(*_: object) -> None:
+            witness.steps = 13
+
+        witness.steps = 10
+        parts.saves.call_save(write, tmp_path / "model.pt", {})
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    (line,) = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
+    assert (line["k"], line["n"], line["behind"]) == ("save", 10, True)
 
 
 @pytest.mark.parametrize("temporary", [False, True])
@@ -186,7 +205,7 @@ def test_statistics_of_batch_norm_are_in_the_line_of_a_step(
             model[1].running_mean += 1
         parts.steps.note_step(optimizer)
     bare = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.0)
-    parts.process.witness.optimizers.clear()
+    del optimizer  # the one that counts is gone
     parts.steps.note_step(bare)
     (one,) = witness_log.read(tmp_path)
     first, second, third, without = (line.buffers for line in one.lines)

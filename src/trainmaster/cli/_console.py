@@ -34,6 +34,12 @@ class CleanConsole(Console):
     def out(self, *objects: Any, **options: Any) -> None:
         super().out(*(clean(str(item)) for item in objects), **options)
 
+    def on_broken_pipe(self) -> None:
+        """`| head` has read enough. rich would end the process with 1, which is the FAIL of a drill; `boundary` ends
+        each verb with its own code."""
+        self.quiet = True  # what is printed on the way out
+        raise  # noqa: PLE0704 (the error that rich has caught)
+
 
 out = CleanConsole(highlight=False, emoji=False)
 err = CleanConsole(stderr=True, highlight=False, emoji=False)

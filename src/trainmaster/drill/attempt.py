@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ class DrillFailed(TrainmasterError):
 
 
 LOOK_S = 0.2
+_LEAST_FREE = 1 << 20  # bytes; with less no program saves, and the agent cannot write its record
 AGAIN = "drill again, to the end"
 NOT_RUN = error("not run: the drill was interrupted", action=AGAIN)
 
@@ -63,6 +66,18 @@ def run(
         subprocess.run([*command[:-1], "--kill", str(path)], check=False, capture_output=True)
         raise
     return {} if agent_dies and not (folder / EXIT_FILE).exists() else exit_record(folder)
+
+
+def no_room(folder: Path, cause: BaseException | None = None) -> DrillFailed | None:
+    """The error to be told where the disk of a drill's folder is full: what fails there says nothing of a program."""
+    free = shutil.disk_usage(folder).free
+    told = isinstance(cause, OSError) and os.strerror(errno.ENOSPC) in str(cause)  # shutil.Error has no errno
+    if free >= _LEAST_FREE and not told:
+        return None
+    return DrillFailed(
+        f"{folder}: {os.strerror(errno.ENOSPC)} ({free >> 10} KiB free): free some space there, or name a folder on "
+        "another disk with --out; a drill keeps copies of the working folder there, and the checkpoints of each run"
+    )
 
 
 def exit_record(folder: Path) -> dict[str, Any]:

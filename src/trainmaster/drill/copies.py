@@ -65,7 +65,15 @@ class Copies:
                 total=shape.steps,
                 fewer=strike.name == "ranks",
             )
+            saved = timeline.copy()
             one = replace(one, resumes=tuple(timeline.add(str(strike), done.lives)), branch=done)
+            start = one.resumes[0].start if one.resumes else None
+            one = replace(
+                one,
+                newest=saved.step_of(one.newest, start),
+                unsure=saved.step_of(one.unsure, start),
+                older_step=saved.step_of(one.older_step, start),
+            )
         self._throw_away(name)
         return one
 
@@ -81,6 +89,7 @@ class Copies:
             found = self._checkpoints(name)
         if not found or not one.reached:
             return replace(one, reached=False)
+        one = replace(one, unsure=timeline.unsure())
         if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
             return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
         dice = random.Random(f"{self.starts.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)

@@ -14,7 +14,7 @@ from trainmaster.drill.witness_log import Life, Line
 
 BY_FILES = -1  # in place of a rank: saves that only the times of their files tell
 # A save in the background that ended so shortly before the kill need not have got its final name.
-_JUST_S = 5.0
+JUST_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class Resume:
     own: Mapping[int, Line]  # by step: what the run did before the kill
     reference: Mapping[int, Line]  # by step: what the undisturbed run did
     clean: bool  # up to here the run was the undisturbed run, bit for bit
+    unsure: int | None = None  # step of a newer save that ended so shortly before that it may not have been whole
 
     @property
     def base(self) -> int:
@@ -62,6 +63,7 @@ class Timeline:
     savers: frozenset[int]  # ranks that save; a checkpoint is whole when all of them have
     history: dict[int, dict[int, Line]] = field(default_factory=dict)
     saves: dict[int, dict[int, float]] = field(default_factory=dict)  # step → rank → when it was certainly whole
+    behind: set[int] = field(default_factory=set)  # of these, steps of saves in the background
     done: int = 0
     clean: bool = True
     _seen: bool = False
@@ -99,12 +101,28 @@ class Timeline:
         )
         return max(whole, default=None)
 
+    def unsure(self) -> int | None:
+        """Step of the newest save that had ended by then, where it is not certain that it was whole."""
+        ended = max((step for step, ranks in self.saves.items() if self.savers <= set(ranks)), default=None)
+        return None if ended == self.newest() else ended
+
+    def step_of(self, save: int | None, start: int | None) -> int | None:
+        """The step of the state in a save, where a process went on from `start`.
+
+        One in the background begins when its thread does: its state may be of a step before, and is of one after the
+        save before it.
+        """
+        if save is None or not start or start > save or save not in self.behind:
+            return save
+        return save if any(start <= other < save for other in self.saves) else start
+
     def copy(self) -> Timeline:
         return Timeline(
             reference=self.reference,
             savers=self.savers,
             history={rank: dict(lines) for rank, lines in self.history.items()},
             saves={step: dict(ranks) for step, ranks in self.saves.items()},
+            behind=set(self.behind),
             done=self.done,
             clean=self.clean,
             _seen=self._seen,
@@ -114,33 +132,41 @@ class Timeline:
     def _resume(self, strike: str, life: Life, printed: int | None) -> Resume:
         own, reference = self.history.get(life.rank, {}), self.reference.get(life.rank, {})
         start = find_start(life.lines[0], own, reference) if self._seen else 0
+        start = printed if start is None else start
         return Resume(
             strike=strike,
             rank=life.rank,
             done=self.done,
-            newest=self.newest(),
-            start=printed if start is None else start,
+            newest=self.step_of(self.newest(), start),
+            start=start,
             lines=life.lines,
             own=dict(own),
             reference=reference,
             clean=self.clean,
+            unsure=self.step_of(self.unsure(), start),
         )
 
     def _follow(self, group: Sequence[Life], found: Sequence[Resume], files: Sequence[float]) -> None:
         # Where ranks do not agree, the step that the run counts from is that of the one that loaded something.
         base = max(resume.base for resume in found)
         self.saves = {step: ranks for step, ranks in self.saves.items() if step <= base}
+        loaded = base in self.saves or base in (found[0].newest, found[0].unsure)
+        if base and loaded and all(resume.start == base for resume in found):
+            self.saves[base] = dict.fromkeys(self.savers, 0.0)  # it was whole
+        self.behind &= set(self.saves)
         for life, resume in zip(group, found, strict=True):
             lines = {base + number: line for number, line in enumerate(life.lines, 1)}
             self.history[life.rank] = {step: line for step, line in resume.own.items() if step <= base} | lines
             wanted = {step: resume.reference[step] for step in lines if step in resume.reference}
             self.clean = self.clean and all(lines[step].weights == line.weights for step, line in wanted.items())
             for save in life.saves:
-                whole = save.at + (_JUST_S if save.behind else 0.0)
+                whole = save.at + (JUST_S if save.behind else 0.0)
                 self.saves.setdefault(base + save.after, {})[life.rank] = whole
+                if save.behind:
+                    self.behind.add(base + save.after)
         for at in files:
             if steps := sum(line.at <= at for line in group[0].lines):
-                self.saves.setdefault(base + steps, {})[BY_FILES] = at + _JUST_S
+                self.saves.setdefault(base + steps, {})[BY_FILES] = at + JUST_S
         self._last = max([life.lines[-1].at for life in group] + [save.at for life in group for save in life.saves])
         begun = base + min(len(life.lines) for life in group)
         # Whether the last step that was begun was also done, only a save after it can tell.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.drill.judge import Ground
+from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume
 from trainmaster.drill.record import Attempt
 
+_UNSEEN = 3  # steps that may be printed and not done: an optimizer is not stepped where gradients are infinite
 _NOISE = 3.0  # times the difference of the two undisturbed runs: two runs show little of the spread
 
 
@@ -26,14 +28,14 @@ def judge_losses(
     action = (
         f"it follows from: {', '.join(causes)}"
         if causes
-        else "something that the witness does not see is not restored: a GradScaler, averaged weights, augmentation"
+        else "something that the witness does not see is not restored: state of the script's own, augmentation"
     )
     bound = 0.0 if ground.repeatable else _NOISE * (noise or 0.0)
     pairs = [
         (step, loss, reference[step])
         for attempt in attempts[1:]
         for step, loss in attempt.losses.items()
-        if step in reference
+        if step in reference and not _is_of_a_bar(step, loss, attempt.losses, reference)
     ]
     wrong = [(step, loss, wanted) for step, loss, wanted in pairs if not _near(loss, wanted, bound)]
     if wrong:
@@ -67,6 +69,26 @@ def judge_losses(
     return ok(f"{told}, and the weights of {len(steps)} steps after a resume, bit-equal", compared=len(pairs))
 
 
+def judge_seen(attempts: Sequence[Attempt]) -> Finding | None:
+    """Not more steps are printed than were seen: of the others nothing is known. None: it is so.
+
+    A step that is made of several batches may be printed once a batch.
+    """
+    for attempt in attempts:
+        lives = [life for life in attempt.lives if life.rank == 0] or attempt.lives[:1]
+        batches = [len(line.batches) for life in lives for line in life.lines]
+        printed, seen = len(attempt.losses), len(batches)
+        each = max(1, statistics.median_low(batches)) if batches else 1
+        if seen and printed - seen * each > max(_UNSEEN, seen * each // 20):
+            return error(
+                f"it printed losses of {printed} steps, and the witness saw {seen} optimizer steps: of the others "
+                "nothing is known",
+                action="step a torch.optim optimizer, not inside torch.compile, once in each step that is printed; "
+                "where a step is made of several batches, print it once",
+            )
+    return None
+
+
 def _bit_equal(attempts: Sequence[Attempt], resumes: Sequence[Resume], ground: Ground) -> int:
     """Steps after resumes, if all that the witness sees of every one of them is the undisturbed run's; else 0.
 
@@ -94,6 +116,18 @@ def _bit_equal(attempts: Sequence[Attempt], resumes: Sequence[Resume], ground: G
 def noise(some: Mapping[int, float], others: Mapping[int, float]) -> float | None:
     differences = [abs(loss - others[step]) for step, loss in some.items() if step in others]
     return max((value for value in differences if not math.isnan(value)), default=None)
+
+
+def _is_of_a_bar(step: int, loss: float, losses: Mapping[int, float], reference: Mapping[int, float]) -> bool:
+    """The last step that a killed attempt printed, with the loss of the one before or after.
+
+    A progress bar that counts before it is given the loss prints a step with the loss of the one before, and then with
+    its own; which of them is printed, and read, is a matter of time.
+    """
+    if step != max(losses) or repr(loss) == repr(reference[step]):
+        return False
+    beside = (losses.get(step - 1), reference.get(step - 1), reference.get(step + 1))
+    return any(one is not None and repr(one) == repr(loss) for one in beside)
 
 
 def _near(loss: float, wanted: float, bound: float) -> bool:

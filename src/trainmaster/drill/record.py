@@ -72,6 +72,7 @@ class Struck:
     skipped: str | None = None  # why there was nothing to strike here
     damaged: str | None = None  # file
     newest: int | None = None  # step of the newest checkpoint when it was damaged
+    unsure: int | None = None  # step of a newer save in the background, which may have been the newest checkpoint
     older: int = 0  # checkpoints beside the damaged one
     older_step: int | None = None  # step of the newest save before the one that a power cut struck
     storage: Storage | None = None

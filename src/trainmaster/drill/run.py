@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainmaster.core.results import CheckResult, Finding
 from trainmaster.drill import attempt as engine
-from trainmaster.drill import folders, ranks, readings, verdict
+from trainmaster.drill import folders, judge_end, ranks, readings, verdict
 from trainmaster.drill import plan as plans
 from trainmaster.drill.attempt import DrillFailed
 from trainmaster.drill.copies import Copies
@@ -162,7 +162,7 @@ class CommandDrill:
         return done.struck
 
     def _take(self, before: str, done: Attempt, timeline: Timeline, then: str = "") -> list[Resume]:
-        printed = verdict.printed_start(done.losses, self._reference_losses)
+        printed = judge_end.printed_start(done.losses, self._reference_losses)
         resumes = timeline.add(
             before, done.lives, then=then, printed=printed, files=self._starts.written(done, "struck")
         )

@@ -85,6 +85,8 @@ class Starts:
 
         record = engine.run(job, variables={}, look=look, look_s=_LOOK_S)
         ended = time.monotonic()
+        if full := engine.no_room(self.folder):
+            raise full
         if place := witness_log.read_outside(witness):
             raise DrillFailed(
                 f"it saves to {place}, which is outside its working folder, and was ended before it wrote there: "

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import judge, losses, ranks, storage_verdict
+from trainmaster.drill import beside, judge, judge_data, judge_end, losses, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
-from trainmaster.drill.judge import Ground
-from trainmaster.drill.lives import Resume
+from trainmaster.drill.ground import Ground, make_ground
+from trainmaster.drill.lives import JUST_S, Resume
 from trainmaster.drill.plan import APART, DAMAGE, STORAGE, Shape, Strike
 from trainmaster.drill.record import Attempt, Struck, count
-from trainmaster.drill.witness_log import Life
 
 _UNSEEN = (
     "run it with a Python that reads PYTHONPATH (no -I, -E or -S) and steps a torch.optim optimizer, so that the "
@@ -69,30 +68,6 @@ def too_few_saves(shape: Shape) -> Finding | None:
     return None
 
 
-def make_ground(first: Attempt, second: Attempt) -> Ground:
-    """What two undisturbed runs have in common."""
-    pairs = [
-        (line, other)
-        for one, two in zip(_by_rank(first), _by_rank(second), strict=False)
-        for line, other in zip(one.lines, two.lines, strict=False)
-    ]
-    sources = Counter(source for line, _ in pairs for source, _ in dict.fromkeys(line.batches))
-    return Ground(
-        repeatable=all(line.weights == other.weights for line, other in pairs),
-        random=frozenset(
-            name
-            for name in ("python", "torch", "numpy", "cuda")
-            if pairs
-            and name in pairs[0][0].random
-            and all(line.random.get(name) == other.random.get(name) for line, other in pairs)
-        ),
-        data=all(line.batches == other.batches for line, other in pairs),
-        source=sources.most_common(1)[0][0] if sources else None,
-        ids=any(line.ids for line, _ in pairs),
-        buffers=all(line.buffers == other.buffers for line, other in pairs),
-    )
-
-
 def judge_all(
     first: Attempt,
     second: Attempt,
@@ -105,8 +80,8 @@ def judge_all(
     reached: int | None,
 ) -> list[tuple[str, Finding]]:
     """Every question of the drill and its answer, in the order in which they are told."""
-    if unseen := _unseen(first, second, *attempts):
-        return [("witness", unseen)]
+    if holed := _unseen(first, second, *attempts):
+        return [("witness", holed)]
     ground, noise = make_ground(first, second), losses.noise(first.clear_losses, second.clear_losses)
     missed = {id(resume) for resume in judge.not_loaded(resumes)}  # told by `ranks`; what else they lack follows
     loaded = [resume for resume in resumes if id(resume) not in missed]
@@ -115,26 +90,41 @@ def judge_all(
     alike = [resume for group in groups if not any(id(one) in missed for one in group) for resume in group]
     state = [
         ("weights", judge.weights(loaded)),
-        ("optimizer", judge.optimizer(loaded)),
+        ("optimizer", beside.order(loaded) or judge.optimizer(loaded)),
+        ("hyperparameters", beside.hyperparameters(loaded, ground)),
         ("schedule", judge.schedule(loaded)),
+        *_told("scaler", beside.scaler(loaded)),
+        *_told("averages", beside.averages(loaded)),
         ("random", judge.random_state(loaded, ground)),
     ]
-    lacks = any(finding.verdict is Verdict.FAIL for _, finding in state)
+    end = judge_end.end(first.clear_losses, attempts, resumes, steps=shape.steps, reached=reached)
+    miscounted = judge_end.is_miscounted(end)
+    if miscounted:
+        state = [(name, _COUNTED if judge.is_shifted(finding) else finding) for name, finding in state]
+    lacks = miscounted or any(finding.verdict is Verdict.FAIL for _, finding in state)
+    data = judge_data.data(alike, ground, failed=lacks)
+    if miscounted and data.verdict is Verdict.FAIL:
+        data = _COUNTED
     found = [
+        *_told("witness", losses.judge_seen([first, second, *attempts])),
         ("reference", _references(shape, ground, noise)),
         ("strikes", _strikes(struck, planned)),
         ("restart", _restarts(attempts, struck)),
         ("start", judge.no_restart(resumes)),
         ("lost", judge.newest_used(resumes)),
         *state,
-        ("data", _APART if missed and not alike else judge.data(alike, ground, failed=lacks)),
-        ("accumulation", _APART if missed and not alike else judge.accumulation(alike, ground)),
+        ("data", _APART if missed and not alike else data),
+        ("accumulation", _APART if missed and not alike else judge_data.accumulation(alike, ground)),
         ("ranks", _some_loaded(attempts, shape) or judge.ranks_agree(resumes, shape.world)),
     ]
-    # Other weights, data or random numbers give other buffers.
-    others = any(finding.verdict is Verdict.FAIL for _, finding in found)
+    # Other weights, data, steps or random numbers give other buffers.
+    bad = {name for name, finding in found if finding.verdict is Verdict.FAIL}
+    others = bad - {"scaler", "averages"} or judge_end.may_be_miscounted(end)
     found.append(("buffers", _FOLLOWS if others else judge.buffers(loaded, ground)))
+    found += [] if bad or others else _told("saved", beside.saved(loaded, ground))
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
+    if miscounted or (judge_end.may_be_miscounted(end) and not causes):
+        causes.append("end")
     found.append(
         (
             "losses",
@@ -148,9 +138,13 @@ def judge_all(
     found += [(one.strike.name, storage_verdict.judge(one, _wrong_state(one, ground))) for one in disks]
     found += [("other ranks", _other_ranks(one, first)) for one in struck if one.strike.name == "ranks"]
     found += [("stop", _stop(one.hit, shape)) for one in struck if one.strike.name == "term" and one.hit is not None]
-    found.append(("end", _end(attempts, steps=shape.steps, reached=reached)))
+    found.append(("end", end))
     found.append(("processes", _left(attempts)))
     return found
+
+
+def _told(name: str, finding: Finding | None) -> list[tuple[str, Finding]]:
+    return [] if finding is None else [(name, finding)]
 
 
 def interrupted(
@@ -189,14 +183,6 @@ def _unseen(*attempts: Attempt) -> Finding | None:
     return None
 
 
-def printed_start(losses: Mapping[int, float], reference: Mapping[int, float]) -> int | None:
-    """The step that an attempt went on from by what it printed; None where it does not print every step."""
-    steps = sorted(reference)
-    if not losses or not steps or steps != list(range(steps[0], steps[0] + len(steps))):
-        return None
-    return max(0, min(losses) - steps[0])
-
-
 def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()) -> Finding:
     """A damaged checkpoint is noticed: an older one is taken, or nothing starts.
 
@@ -223,13 +209,25 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
             action=to_do,
         )
     starts = {resume.start for resume in one.resumes}
-    if 0 in starts and (one.newest or 0) > 0:
+    if 0 in starts and (one.newest or one.unsure or 0) > 0:
         return fail(
             f"{words}: the run began at step 0" + (alone or f", silently, although {one.older} older were there"),
             action=to_do,
         )
     if all(start is not None and start < (one.newest or 0) for start in starts):
         return ok(f"{words}: noticed, went on from step {max(start or 0 for start in starts)}")
+    start = min(start or 0 for start in starts)
+    if one.unsure is not None and starts == {start} and (one.newest or 1) <= start < one.unsure:
+        # Which of the two was damaged, only its name may tell.
+        numbers = {int(number) for number in re.findall(r"\d+", one.damaged or "")} & {start, one.unsure}
+        if numbers == {one.unsure}:
+            return ok(f"{words}: noticed, went on from step {start}")
+        if numbers != {start}:
+            return error(
+                f"{words}: whether it was of step {one.unsure} or {start} is not known, because the save after "
+                f"step {one.unsure}, in the background, had ended less than {JUST_S:g} s before",
+                action=judge.WAIT,
+            )
     wrong = _wrong_state(one, ground)
     if one.strike.name == "flipped" and one.damaged not in unneeded:
         # What the bit was part of cannot be seen in a sample of the state. It was loaded, and nobody was told: the run
@@ -246,7 +244,7 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
 
 
 def _other_ranks(one: Struck, reference: Attempt) -> Finding:
-    printed = printed_start(one.branch.losses, reference.clear_losses) if one.branch is not None else None
+    printed = judge_end.printed_start(one.branch.losses, reference.clear_losses) if one.branch is not None else None
     return ranks.judge(one, printed)
 
 
@@ -262,8 +260,11 @@ def _wrong_state(one: Struck, ground: Ground) -> list[str]:
 
 
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")
+_COUNTED = error(
+    "not judged: it follows from the number of the step, which is another one than that of the state",
+    action="mend first what the finding on the end of the run tells",
+)
 _FOLLOWS = error("not judged: buffers follow from what failed above", action="mend first what failed")
-_HUNG = "ranks wait for each other: see whether all of them loaded the same step, and give collectives a timeout"
 _FALL_BACK = (
     "verify a checkpoint before loading it, fall back to the one before, and stop with an error where none is good; "
     "keep at least two"
@@ -300,7 +301,7 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
         if attempt.hung and (attempt is not attempts[-1] or not attempt.lives):
             if attempt.loaded and attempt.lives == ():
                 continue  # told by `ranks`, and by `end`
-            return fail(f"after {before} the program hung and was killed", action=_HUNG)
+            return fail(f"after {before} the program hung and was killed", action=judge_end.HUNG)
         if not attempt.lives and code:
             saving = before.startswith("SIGKILL during a save")
             return fail(
@@ -353,26 +354,6 @@ def _stop(hit: Attempt, shape: Shape) -> Finding:
     )
 
 
-def _end(attempts: Sequence[Attempt], *, steps: int, reached: int | None) -> Finding:
-    if reached is None or not attempts:
-        return error("the last attempt was not reached", action="see the strikes that were not reached")
-    last = attempts[-1]
-    if last.hung:
-        return fail(f"the last attempt hung at step {reached} of {steps} and was killed", action=_HUNG)
-    if set(last.codes) != {0}:
-        return fail(
-            f"the last attempt ended with {list(last.codes)}: {last.message}", action=f"see the logs in {last.folder}"
-        )
-    if reached < steps:
-        return fail(f"the last attempt ended with 0 at step {reached} of {steps}", action=f"see {last.folder}")
-    if reached > steps:
-        return fail(
-            f"it did {reached} steps instead of {steps}: the loop does not count from the step at which it resumed",
-            action="save the step (or epoch and batch) and go on from it: range(start, steps), not range(steps)",
-        )
-    return ok(f"the run came to step {reached}, its last, in attempt {len(attempts)}")
-
-
 def _left(attempts: Sequence[Attempt]) -> Finding:
     if left := [pid for attempt in attempts for pid in attempt.left]:
         return fail(f"processes {left} would not die", action="look for a driver that hangs: dmesg")
@@ -381,7 +362,3 @@ def _left(attempts: Sequence[Attempt]) -> Finding:
 
 def _nothing() -> Finding:
     return error("nothing was started again", action="see the strikes that were not reached")
-
-
-def _by_rank(attempt: Attempt) -> list[Life]:
-    return sorted(attempt.lives, key=lambda life: life.rank)

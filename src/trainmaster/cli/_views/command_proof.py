@@ -24,12 +24,16 @@ DOES = {
     "lost": "it goes on from the newest save",
     "weights": "weights",
     "optimizer": "optimizer state",
+    "hyperparameters": "weight decay and other hyperparameters",
     "schedule": "learning rate",
+    "scaler": "loss scale (GradScaler)",
+    "averages": "averaged weights (AveragedModel)",
     "random": "random numbers",
     "data": "place in the data",
     "accumulation": "gradient accumulation",
     "ranks": "all ranks alike",
     "buffers": "buffers (BatchNorm statistics)",
+    "saved": "what it saves next",
     "losses": "the same run as undisturbed",
     "truncated": "a truncated checkpoint",
     "flipped": "a flipped bit",
@@ -67,7 +71,7 @@ def report(proof: Proof) -> Report:
 
 
 def _document(proof: Proof) -> dict[str, Any]:
-    from trainmaster.drill.plan import NOT_TRIED
+    from trainmaster.drill.plan import NOT_SEEN, NOT_TRIED
 
     return {
         "overall": proof.overall,
@@ -109,6 +113,7 @@ def _document(proof: Proof) -> dict[str, Any]:
         },
         "left_out": _left_out(proof),
         "not_tried": NOT_TRIED,
+        "not_seen": NOT_SEEN,
         "claims": [to_plain({"claim": result.check, **to_plain(result.findings[0])}) for result in proof.results],
         "losses": {
             "undisturbed": points(proof.reference.losses) if proof.reference else [],
@@ -205,7 +210,7 @@ def _failed(proof: Proof) -> str:
 
 
 def _setting(proof: Proof) -> str:
-    from trainmaster.drill.plan import NOT_TRIED
+    from trainmaster.drill.plan import NOT_SEEN, NOT_TRIED
 
     words = shlex.join(proof.setup.spec.command or ())
     shape = ""
@@ -213,7 +218,7 @@ def _setting(proof: Proof) -> str:
         ranks = "1 rank" if proof.shape.world == 1 else f"{proof.shape.world} ranks"
         shape = f"; {proof.shape.steps} steps on {ranks}, saves after {_few(proof.shape.saves)}"
     left = "".join(f" Left out: {name} ({why})." for name, why in _left_out(proof).items())
-    return f"{words}{shape}; seed {proof.setup.seed}.{left} Not tried: {NOT_TRIED}."
+    return f"{words}{shape}; seed {proof.setup.seed}.{left} Not tried: {NOT_TRIED}. Not seen: {NOT_SEEN}."
 
 
 def _few(steps: tuple[int, ...]) -> str:

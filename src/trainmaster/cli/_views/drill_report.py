@@ -16,10 +16,12 @@ from typing import Any
 
 from trainmaster import __version__
 from trainmaster.cli import _console
+from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.results import Finding, Overall, Verdict, error
 from trainmaster.core.schema import to_plain
 
 Curve = Mapping[int, float]
+_ALONE = "mend what the reason tells, so that the program comes to its end by itself, and drill again"
 _JUNIT = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}
 
 
@@ -42,6 +44,17 @@ class Report:
     interrupted: bool = False
     left_out: Sequence[str] = ()  # strikes that were not done, each with why
     made: str = ""  # when, and with which versions
+
+
+def document_of_none(failed: TrainmasterError) -> dict[str, Any]:
+    """The JSON of a drill that could not be done, with the names of one that was."""
+    reason = " ".join(str(failed).split())
+    return {
+        "overall": Overall.INCOMPLETE,
+        "interrupted": False,
+        "reason": reason,
+        "claims": [{"claim": "reference", **to_plain(error(reason, action=_ALONE))}],
+    }
 
 
 def stamp(at: float) -> str:

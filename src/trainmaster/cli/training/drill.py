@@ -150,16 +150,29 @@ def _prove(
 ) -> NoReturn:
     """Run a drill in its folder, show and keep its report, and end with its exit code."""
     from trainmaster.cli._views import drill_report
+    from trainmaster.drill import attempt
 
+    unsaved: Exception | None = None
     with _interruptible():  # to the end: `timeout` sends SIGTERM twice, and the second must not cut off what is told
         with _folder(out) as folder, _progress(quiet=as_json) as say:
-            report = run(folder.absolute(), say)
-            if out is not None:
-                drill_report.save(report, out)
+            try:
+                report = run(folder.absolute(), say)
+            except (OSError, attempt.DrillFailed) as cause:
+                failed = attempt.no_room(folder.absolute(), cause) or cause
+                if as_json and isinstance(failed, attempt.DrillFailed):
+                    _console.as_json(drill_report.document_of_none(failed))
+                raise failed from None
+            try:
+                if out is not None:
+                    drill_report.save(report, out)
+            except OSError as cause:  # what was found is told all the same
+                unsaved = attempt.no_room(folder.absolute(), cause) or cause
         if as_json:
             _console.as_json(report.document)
         else:
             drill_report.show(report)
+        if unsaved is not None:
+            raise unsaved
         if report.interrupted:
             _console.note(f"interrupted; {_kept(out)}")
             raise typer.Exit(INTERRUPTED)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import os
 import random
 import sys
@@ -18,6 +19,8 @@ _NAMED = (
     "torch", "numpy", "safetensors", "transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed",
     "torchtitan", "megatron.core", "nemo", "torchdata", "datasets",
 )  # fmt: skip
+# Its rates, and how a step is computed, which moves nothing.
+_NOT_SETTINGS = frozenset({"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"})
 _making: list[bool] = []  # one for each call under way
 
 
@@ -68,25 +71,93 @@ def flatten(data: Any, leaves: list[Any], depth: int) -> None:
         leaves.append(data)
 
 
-def digest(values: list[Any], elements: int, more: bytes = b"") -> str:
-    """Digest of some elements of each tensor, gathered on its device and copied to the host at once."""
+def entries(content: Any) -> dict[str, str]:
+    """Digests of the entries of a checkpoint that hold tensors of real numbers: no counters and no random states.
+
+    Tensors that stand in it by themselves, as in a state_dict, are one entry without a name.
+    """
     import torch
 
-    digest = hashlib.blake2b(more, digest_size=8)
-    parts: dict[tuple[Any, Any], list[Any]] = {}
+    def tensors(data: Any, depth: int) -> list[Any]:
+        if isinstance(data, torch.Tensor):
+            return [data] if data.is_floating_point() and data.numel() > 1 else []
+        if isinstance(data, dict):
+            data = [data[key] for key in sorted(data, key=str)]
+        if depth > 6 or not isinstance(data, (list, tuple)):
+            return []
+        return [tensor for one in data for tensor in tensors(one, depth + 1)]
+
+    if not isinstance(content, dict):
+        return {}
+    found: dict[str, list[Any]] = {}
+    for key in sorted(content, key=str):
+        alone = isinstance(content[key], torch.Tensor)
+        found.setdefault("" if alone else str(key)[:64], []).extend(tensors(content[key], 0))
+    return {name: digest(spread(some, 64), 8) for name, some in list(found.items())[:64] if some}
+
+
+def digest(values: list[Any], elements: int, more: bytes = b"") -> str:
+    """Digest of some elements of each tensor, gathered on its device and copied to the host at once."""
+    return _hash([more, *pieces(values, elements)])
+
+
+def pieces(values: list[Any], elements: int) -> list[bytes]:
+    """Some elements of each tensor and its type; of another value its text."""
+    import torch
+
+    found = [b"" if isinstance(value, torch.Tensor) else repr(value)[:64].encode() for value in values]
+    parts: dict[tuple[Any, Any], list[tuple[int, Any]]] = {}
     with torch.no_grad():
-        for value in values:
-            if not isinstance(value, torch.Tensor):
-                digest.update(repr(value)[:64].encode())
-                continue
-            tensor = getattr(value, "_local_tensor", value)  # this rank's shard of a DTensor
-            if tensor.numel():
-                parts.setdefault((tensor.device, tensor.dtype), []).append(_some(tensor, elements))
+        for place, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                tensor = getattr(value, "_local_tensor", value)  # this rank's shard of a DTensor
+                if tensor.numel():
+                    parts.setdefault((tensor.device, tensor.dtype), []).append((place, _some(tensor, elements)))
         for (_, dtype), some in parts.items():
-            gathered = torch.cat(some).cpu()
-            digest.update(str(dtype).encode())
-            digest.update(_bytes(gathered.to(torch.uint8) if dtype is torch.bool else gathered.view(torch.uint8)))
-    return digest.hexdigest()
+            gathered = torch.cat([tensor for _, tensor in some]).cpu()
+            raw = _bytes(gathered.to(torch.uint8) if dtype is torch.bool else gathered.view(torch.uint8))
+            size, at, name = len(raw) // gathered.numel(), 0, str(dtype).encode()
+            for place, tensor in some:
+                found[place] = name + raw[at : at + size * tensor.numel()]
+                at += size * tensor.numel()
+    return found
+
+
+def choose(groups: list[list[Any]], most: int) -> list[list[Any]]:
+    """Some parameters of each group: the same ones, in whatever order the groups stand."""
+    return [spread(group, max(1, most // len(groups))) for group in spread(groups, most)]
+
+
+def digest_groups(groups: list[list[Any]], elements: int) -> tuple[str, list[str]]:
+    """Digest of the parameters in whatever order they stand, and one of each group that tells of its order."""
+    found = pieces([parameter for group in groups for parameter in group], elements)
+    following = iter(found)
+    return _hash(sorted(found)), [_hash(list(itertools.islice(following, len(group))), 4) for group in groups]
+
+
+def digest_states(states: list[list[Any]], elements: int) -> tuple[str, str]:
+    """Digest of the states of parameters, and one that is the same where parameters have exchanged them."""
+    following = iter(pieces([tensor for state in states for tensor in state], elements))
+    each = [b"".join(itertools.islice(following, len(state))) for state in states]
+    return _hash(each), _hash(sorted(each))
+
+
+def settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Hyperparameters of a parameter group but its learning rate, which has a place of its own."""
+    import torch
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            return float(value)
+        if isinstance(value, (list, tuple)) and len(value) <= 8:
+            return [plain(one) for one in value]
+        return value if isinstance(value, (int, float, type(None))) else type(value).__name__
+
+    return {str(name): plain(group[name]) for name in list(group)[:48] if name not in _NOT_SETTINGS}
+
+
+def _hash(parts: list[bytes], size: int = 8) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=size).hexdigest()
 
 
 def _bytes(tensor: Any) -> bytes:

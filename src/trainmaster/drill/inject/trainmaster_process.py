@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 _disk: Any = importlib.import_module("trainmaster_disk")
+_turns: Any = importlib.import_module("trainmaster_turns")
 FOLDER_VARIABLE = "TRAINMASTER_DRILL_WITNESS"
 STRIKE_VARIABLE = "TRAINMASTER_DRILL_STRIKE"
 _MOST_LINES = 20_000  # of one process: about 10 MB
@@ -26,6 +27,8 @@ class Witness:
         self.folder = folder
         # By id: modules that have registered a buffer; None: this torch does not tell. A child of a fork has them too.
         self.modules: dict[int, Any] | None = None
+        # Weak references to GradScalers and AveragedModels.
+        self.beside: dict[str, list[Any]] = {"scalers": [], "averages": []}
         self.begin()
 
     def holds(self, path: str) -> bool:
@@ -36,13 +39,15 @@ class Witness:
     def begin(self) -> None:
         self.pid, self.file, self.lines = os.getpid(), None, 0  # type: int, Any, int
         self.steps, self.saved_at = 0, -1
-        self.optimizers: dict[int, int] = {}
+        self.turns: Any = _turns.Turns()
+        self.settings: dict[int, Any] = {}  # by number of the optimizer: what its line has told of its groups
         # The last ones: a program that skips what it has seen by reading it again fills the front.
         self.batches: deque[list[str]] = deque(maxlen=_MOST_BATCHES)
         self.ids: list[str] = []
         # After a torch.save into memory: the first half of it where it is to be struck, and the file that it went to.
         self.memory: bytes | None = None
         self.written: str | None = None
+        self.began = 0  # steps that were done when a save began: training goes on beside one in a thread
         self.behind = False  # it is written by a thread of its own, while training goes on
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None

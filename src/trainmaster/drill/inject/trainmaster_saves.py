@@ -27,6 +27,7 @@ _NOT_WEIGHTS = (".log", ".txt", ".csv", ".json", ".jsonl", ".yaml", ".html", ".l
 
 def call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) -> Any:
     _quietly(before_save, place)
+    _quietly(_note_content, args[0])
     try:
         result = save(*args, **options)
     except BaseException as error:
@@ -39,10 +40,22 @@ def call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) 
 def before_save(place: Any) -> None:
     witness = _here()
     name = _disk.name_of(place)
+    if witness is not None:
+        witness.began = witness.steps
     if witness is not None and name is not None:
         path = os.path.realpath(name)
         _end_outside(witness, path)
         _disk.wrote(path)
+
+
+def _note_content(content: Any) -> None:
+    """What is in it beside the weights must be restored too. A thread of its own saves at no certain step."""
+    witness = _here()
+    if witness is None or not witness.steps or _disk.is_in_a_thread():
+        return
+    entries = _digests.entries(content)
+    if entries:
+        witness.write({"k": "content", "n": witness.steps, "r": _digests.rank()[0], "entries": entries})
 
 
 def _on_refused(error: BaseException) -> None:
@@ -96,7 +109,8 @@ def note_save(witness: Witness, path: str, rank: int) -> None:
     if witness.saved_at != witness.steps:  # one line a step, however many files
         witness.saved_at = witness.steps
         now = time.time()
-        line = {"k": "save", "n": witness.steps, "r": rank, "t": now, "path": path, "behind": witness.behind}
+        number = witness.began if witness.behind else witness.steps
+        line = {"k": "save", "n": number, "r": rank, "t": now, "path": path, "behind": witness.behind}
         witness.write(line)
 
 

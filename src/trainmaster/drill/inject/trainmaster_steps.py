@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainmaster.drill.inject.trainmaster_process import Witness
 
+_beside: Any = importlib.import_module("trainmaster_beside")
 _digests: Any = importlib.import_module("trainmaster_digests")
 _process: Any = importlib.import_module("trainmaster_process")
 _saves: Any = importlib.import_module("trainmaster_saves")
@@ -27,7 +28,7 @@ _quietly: Callable[..., Any] = _process.quietly
 _TENSORS, _ELEMENTS = 64, 8  # what a digest of the weights is taken from
 _STATES = 24  # parameters whose optimizer state is looked at: two or three tensors each
 _BATCH_TENSORS, _BATCH_ELEMENTS = 16, 64
-_OPTIMIZERS = 8
+_SAMPLES = 128  # of one step, of which each is told
 
 
 def on_step(optimizer: Any, _args: Any, _options: Any) -> None:
@@ -40,18 +41,21 @@ def note_step(optimizer: Any) -> None:
     witness = _here()
     if witness is None or _digests.is_making() or _is_compiling(torch):
         return
-    number = witness.optimizers.setdefault(id(optimizer), len(witness.optimizers))
-    if number >= _OPTIMIZERS:
+    first = witness.turns.take(optimizer)
+    number = witness.turns.number(optimizer)
+    if not witness.turns.is_looked_at(number):
         return
-    first = number == 0
     rank, world = _digests.rank()
     if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
         _saves.note_save(witness, witness.written, rank)
     if first and not witness.steps:
         witness.write({"k": "versions", "versions": _digests.versions()})
     witness.steps += first
-    parameters = _digests.spread([p for group in optimizer.param_groups for p in group["params"]], _TENSORS)
+    groups = _digests.choose([group["params"] for group in optimizer.param_groups], _TENSORS)
+    parameters = [parameter for group in groups for parameter in group]
+    weights, each = _digests.digest_groups(groups, _ELEMENTS)
     state = [_digests.state(optimizer.state[p]) for p in _digests.spread(parameters, _STATES) if optimizer.state.get(p)]
+    own = _digests.digest_states(state, _ELEMENTS)
     line = {
         "k": "step",
         "n": witness.steps,
@@ -60,16 +64,27 @@ def note_step(optimizer: Any) -> None:
         "w": world,
         "t": time.time(),
         "lr": [float(group.get("lr", 0.0)) for group in optimizer.param_groups][:64],
-        "p": _digests.digest(parameters, _ELEMENTS),
-        "s": _digests.digest([tensor for some in state for tensor in some], _ELEMENTS) if state else "empty",
+        "p": weights,
+        "q": each,
+        "s": own[0] if state else "empty",
+        "x": own[1],
         "g": _digests.random_states(torch),
         "b": list(witness.batches),
     }
+    settings = [_digests.settings(group) for group in optimizer.param_groups[:64]]
+    if witness.settings.get(number) != settings:  # a line has them where they are others than before
+        line["h"] = witness.settings[number] = settings
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
+    if first and (scales := _beside.read_scales(witness)):
+        line["z"] = scales
+    if first and (averages := _beside.read_averages(witness)):
+        line["a"] = averages
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
+        if len(witness.ids) <= _SAMPLES:
+            line["samples"] = [hashlib.blake2b(one.encode(), digest_size=6).hexdigest() for one in witness.ids]
     witness.write(line)
     witness.batches.clear()
     witness.ids = []
@@ -110,4 +125,5 @@ def on_batch(iterator: Any, data: Any) -> None:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     words = [repr(leaf)[:64] for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     digest = _digests.digest(tensors[:_BATCH_TENSORS], _BATCH_ELEMENTS, more=json.dumps(words[:64]).encode())
-    witness.batches.append([f"{type(dataset).__name__}:{size}", digest])
+    place = str(getattr(iterator, "_num_yielded", 0))  # of the batch in this pass through the data
+    witness.batches.append([f"{type(dataset).__name__}:{size}", digest, place])

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 # Beside this file. Imported at once: the folder leaves sys.path when the witness has started.
+_beside: Any = importlib.import_module("trainmaster_beside")
 _digests: Any = importlib.import_module("trainmaster_digests")
 _disk: Any = importlib.import_module("trainmaster_disk")
 _process: Any = importlib.import_module("trainmaster_process")
@@ -97,6 +98,14 @@ def _watch_modules(module: Any) -> None:
         _process.witness.modules = {}
 
 
+def _watch_scalers(module: Any) -> None:
+    _beside.watch_scalers(module.GradScaler)
+
+
+def _watch_averages(module: Any) -> None:
+    _beside.watch_averages(module.AveragedModel)
+
+
 def _watch_loaders(module: Any) -> None:
     # The iterator's own method, not a wrapper around the iterator: programs look at its attributes.
     kind = module._BaseDataLoaderIter
@@ -145,6 +154,9 @@ def _watch_safetensors(module: Any) -> None:
 _AFTER: dict[str, Callable[[Any], None]] = {
     "torch.nn.modules.module": _watch_modules,
     "torch.optim.optimizer": _watch_optimizers,
+    "torch.optim.swa_utils": _watch_averages,
+    "torch.amp.grad_scaler": _watch_scalers,
+    "torch.cuda.amp.grad_scaler": _watch_scalers,  # torch 2.2 and before
     "torch.distributed.checkpoint.state_dict": _watch_states,
     "torch.utils.data.dataloader": _watch_loaders,
     "torch.serialization": _watch_saves,

@@ -1,0 +1,122 @@
+"""Judgement of the data after a resume, where its order is not seeded or no DataLoader tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from trainmaster.core.results import Verdict
+from trainmaster.drill import judge_data
+from trainmaster.drill.lives import Resume, Timeline
+from trainmaster.drill.witness_log import Line
+
+from .test_judge import GROUND, life, line, lines_from, resumes
+
+
+def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
+    ground = replace(GROUND, source=None)
+    assert judge_data.data(resumes(*lines_from(10)), ground).verdict is Verdict.PASS
+    other = lines_from(10, weights=lambda one, n: one.weights if n == 1 else f"x{n}")
+    found = judge_data.data(resumes(*other), ground)
+    assert (found.verdict, "the weights after SIGKILL are others" in found.reason) == (Verdict.ERROR, True)
+    assert "drill.sample(ids)" in (found.action or "")
+    follows = judge_data.data(resumes(*other), ground, failed=True)
+    assert (follows.verdict, follows.action) == (Verdict.ERROR, "mend first what failed")
+    unsure = judge_data.data(resumes(*other), replace(ground, repeatable=False), failed=True)
+    assert "not repeatable enough" in unsure.reason
+
+
+def test_a_resume_that_was_struck_again_in_its_first_step_leaves_the_data_to_be_shown_by_others() -> None:
+    ground, short = replace(GROUND, source=None), resumes(*lines_from(10)[:1])
+    found = judge_data.data([*short, *resumes(*lines_from(10))], ground)
+    assert (found.verdict, found.reason.split(":")[0]) == (Verdict.PASS, "1 resumes")
+    alone = judge_data.data(short, ground)
+    assert (alone.verdict, "too few steps" in alone.reason) == (Verdict.ERROR, True)
+
+
+def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10) -> list[Resume]:
+    """A run whose loader draws another order each time, with five steps a pass; then (batch, its place) a step."""
+
+    def one(step: int, batch: str, place: int) -> Line:
+        return replace(line(step), batches=(("data", batch),), places=(place,))
+
+    own = [one(step, f"own{step}", (step - 1) % 5 + 1) for step in range(1, 14)]
+    timeline = Timeline(reference={0: {}}, savers=frozenset({0}))
+    timeline.add("the start", [life(*own, saves=[save])])
+    found = timeline.add("SIGKILL", [life(*(one(save + n, *read) for n, read in enumerate(after, 1)))])
+    assert [resume.start for resume in found] == [save]
+    return found
+
+
+NO_ORDER = replace(GROUND, data=False, told=False)
+
+
+@pytest.mark.parametrize(
+    ("save", "after", "verdict", "words"),
+    [
+        (10, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "order of their own"),
+        (12, [("own13", 3), ("x", 4), ("y", 5)], Verdict.PASS, "1 steps read the batches that the run had read"),
+        (12, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.ERROR, "another order"),
+        (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
+        (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.FAIL, "5 batches were read a second time"),
+        (10, [("own12", 1), ("own13", 2)], Verdict.FAIL, "1 batches were skipped"),
+    ],
+)  # fmt: skip
+def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_order_tells(
+    save: int, after: Sequence[tuple[str, int]], verdict: Verdict, words: str
+) -> None:
+    finding = judge_data.data(unseeded(after, save=save), NO_ORDER)
+    assert finding.verdict is verdict, finding
+    assert words in finding.reason
+    if verdict is not Verdict.FAIL:
+        assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+def test_samples_in_one_order_are_asked_of_a_resume_where_their_batches_are_augmented() -> None:
+    ground = replace(GROUND, data=False, ids=True)
+    found = [
+        replace(one, own={}, reference={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="b"))
+    ]
+    assert judge_data.data(found, ground).verdict is Verdict.FAIL
+
+
+def told(order: Sequence[int], *, first: int, last: int) -> dict[int, Line]:
+    """Steps of two samples each, told by the program."""
+    parts = {step: tuple(f"i{one}" for one in order[2 * (step - 1) : 2 * step]) for step in range(first, last + 1)}
+    return {step: replace(line(step), batches=(), ids="+".join(part), samples=part) for step, part in parts.items()}
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "words"),
+    [
+        ([5, 3, 1, 0, 2, 4], Verdict.PASS, "each sample once"),  # the rest of its pass, and another one
+        ([9, 8, 7, 6, 5, 4], Verdict.FAIL, "4 samples a second time in one pass through the data, which reads 10"),
+        ([5, 3], Verdict.ERROR, "another order"),  # its pass was not read to the end
+    ],
+)
+def test_samples_that_are_told_are_read_once_in_a_pass(after: list[int], verdict: Verdict, words: str) -> None:
+    reference = told([*range(10), *range(9, -1, -1), *range(10)], first=1, last=15)
+    own = told([*range(10), 9, 8, 7, 6, 4, 5, 0, 1], first=1, last=9)  # saved after step 7: four of the second pass
+    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
+    timeline.add("the start", [life(*own.values(), saves=[7])])
+    second = told([*[0] * 14, *after], first=8, last=7 + len(after) // 2)
+    found = timeline.add("SIGKILL", [life(*second.values())])
+    finding = judge_data.data(found, replace(NO_ORDER, ids=True, source=None))
+    assert (finding.verdict, words in finding.reason) == (verdict, True), finding
+
+
+def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> None:
+    finding = judge_data.data([replace(one, own={}) for one in unseeded([("x", 1)])], NO_ORDER)
+    assert finding.verdict is Verdict.ERROR and "seed the shuffle" in (finding.action or "")
+
+
+def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume() -> None:
+    ids = replace(NO_ORDER, ids=True)
+    told = [replace(one, own={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="a"))]
+    assert judge_data.data(told, ids).verdict is Verdict.PASS
+    assert (
+        judge_data.data([replace(one, own={11: replace(line(11), ids="b")}) for one in told], ids).verdict
+        is Verdict.ERROR
+    )

@@ -1,0 +1,121 @@
+"""Which optimizer's steps are those of the run: what a program with several of them is seen to do."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainmaster.core.results import Overall, Verdict
+from trainmaster.drill import losses, plan, verdict, witness_log
+from trainmaster.drill.witness_log import Life
+
+from .test_drill_parts import SHAPE, attempt, lines_of, proof_of
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(Path(plan.__file__).parent / "inject"))
+    yield importlib.import_module("trainmaster_turns").Turns()
+    del sys.modules["trainmaster_turns"]
+
+
+class Optimizer:
+    """As one of torch: it can be referred to weakly."""
+
+
+def witness(turns: Any, folder: Path, steps: Sequence[str], *, forget: Sequence[str] = ()) -> Life:
+    """What is read of these steps. `+`: a save; `forget`: optimizers that the program drops when another one steps."""
+    live: dict[str, Optimizer] = {}
+    lines, number, done = [], 0, dict.fromkeys(steps, 0)
+    for name in steps:
+        if name == "+":
+            lines.append({"k": "save", "n": number, "t": 1.0, "path": "/p", "r": 0})
+            continue
+        for old in set(live) & set(forget) - {name}:
+            del live[old]
+        optimizer = live.setdefault(name, Optimizer())
+        number += turns.take(optimizer)
+        done[name] += 1
+        if turns.is_looked_at(turns.number(optimizer)):
+            lines.append({
+                "k": "step", "n": number, "o": turns.number(optimizer), "r": 0, "w": 1, "t": 1.0, "lr": [0.1],
+                "p": f"{name}{done[name]}", "s": "empty", "g": {}, "b": [],
+            })  # fmt: skip
+        del optimizer
+    (folder / "7.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (life,) = witness_log.read(folder)
+    assert life.missed == 0
+    return life
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen"),
+    [
+        ("A A B B B", "A1 A2 B1 B2 B3"),
+        ("G D G D G D", "G1+D1 G2+D2 G3+D3"),
+        ("G D D G D D G D D", "G1+D1+D2 G2+D3+D4 G3+D5+D6"),
+        ("D D D G D D D G D D D G", "D1 D2 D3+G1 D4 D5 D6+G2 D7 D8 D9+G3"),
+        ("G G G D G D G D", "G1 G2 G3+D1 G4+D2 G5+D3"),
+        ("A A B B C C", "A1 A2 B1 B2 C1 C2"),
+        ("G D G D g d g d g d", "G1+D1 G2+D2 g1+d1 g2+d2 g3+d3"),
+        ("G D D G D D D D G D D D D", "G1+D1+D2 G2+D3+D4+D5+D6 G3+D7+D8+D9+D10"),
+        ("G D G D D D D", "G1+D1 G2+D2 D3 D4 D5"),
+    ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_every_step_of_the_run_is_seen_once(turns: Any, tmp_path: Path, steps: str, seen: str, kept: bool) -> None:
+    """`kept`: the program keeps the optimizers that it no longer steps; they are gone otherwise."""
+    gone = [] if kept else ["A", "B"]
+    life = witness(turns, tmp_path, steps.split(), forget=gone)
+    assert " ".join(line.weights for line in life.lines) == seen
+
+
+def test_a_save_of_the_second_optimizer_is_after_its_step(turns: Any, tmp_path: Path) -> None:
+    """It was one after the last step of the first, for as long as it was not sure that this one would not step."""
+    life = witness(turns, tmp_path, "A A + B + B + B".split())
+    assert [save.after for save in life.saves] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(("steps", "seen"), [("A A B", "A1"), ("A A B +", "A1 A2+B1"), ("G D G D G", "G1+D1 G2+D2")])
+def test_a_step_that_the_process_was_killed_in_is_left_out(turns: Any, tmp_path: Path, steps: str, seen: str) -> None:
+    life = witness(turns, tmp_path, steps.split())
+    assert " ".join(line.weights for line in life.lines) == seen
+
+
+def test_of_many_optimizers_of_one_step_some_are_looked_at(turns: Any, tmp_path: Path) -> None:
+    """One for each parameter; and one made anew for each epoch is looked at, however many there were."""
+    many = [f"O{number}" for number in range(20)] * 3
+    life = witness(turns, tmp_path, many)
+    assert [line.weights.count("+") for line in life.lines] == [7, 7, 7]
+
+
+def test_an_optimizer_made_anew_in_every_epoch_is_looked_at(turns: Any, tmp_path: Path) -> None:
+    epochs = [f"E{number}" for number in range(12) for _ in range(3)]
+    assert len(witness(turns, tmp_path, epochs).lines) == 36
+
+
+def test_more_losses_than_steps_that_were_seen_pass_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of a run was not looked at, and it passed."""
+    printed = {step: 1.0 / step for step in range(1, 81)}
+    run = attempt(*lines_of(1, 40), losses=printed)
+    alone = [replace(line, batches=line.batches[:1]) for line in lines_of(1, 40)]
+    half = replace(run, lives=(replace(run.lives[0], lines=tuple(alone)),))
+    assert losses.judge_seen([run]) is None, "two batches a step, each printed"
+    finding = losses.judge_seen([run, half])
+    assert finding is not None and finding.verdict is Verdict.ERROR
+    assert "printed losses of 80 steps, and the witness saw 40 optimizer steps" in finding.reason
+    assert losses.judge_seen([replace(half, losses=dict.fromkeys(range(43), 1.0)), attempt()]) is None
+    found = verdict.judge_all(
+        half, half, SHAPE, struck=[], attempts=[], resumes=[], planned=[], reached=40
+    )  # fmt: skip
+    assert found[0] == ("witness", finding)
+    whole = proof_of(lines_of(11, 40))
+    monkeypatch.setattr(losses, "judge_seen", lambda _: finding)
+    assert (whole.overall, proof_of(lines_of(11, 40)).overall) == (Overall.PASS, Overall.INCOMPLETE)

@@ -64,9 +64,11 @@ def test_averaged_weights_are_those_that_were_saved(got: Any, outcome: Verdict, 
     assert beside.averages(resumes(*lines_from(10))) is None
 
 
-def judge_saved(*entries: tuple[str, str], alike: set[str]) -> Finding | None:
+def judge_saved(
+    *entries: tuple[str, str], alike: set[str], there: tuple[tuple[str, str], ...] = (("ema", "e"), ("model", "m"))
+) -> Finding | None:
     found = resumes(*lines_from(10, saved=lambda _, number: frozenset(entries) if number == 5 else frozenset()))
-    reference = {**found[0].reference, 15: replace(line(15), saved=frozenset({("ema", "e"), ("model", "m")}))}
+    reference = {**found[0].reference, 15: replace(line(15), saved=frozenset(there))}
     return beside.saved([replace(one, reference=reference) for one in found], replace(GROUND, saved=frozenset(alike)))
 
 
@@ -77,6 +79,8 @@ def test_what_is_saved_after_a_resume_tells_of_state_that_was_not_restored() -> 
     lost = judge_saved(("ema", "x"), ("model", "m"), alike={"ema", "model"})
     assert lost is not None and lost.verdict is Verdict.FAIL
     assert "the tensors of `ema` in the checkpoint that rank 0 saved after step 15" in lost.reason
+    alone = judge_saved(("", "x"), alike={""}, there=(("", "e"),))
+    assert alone is not None and "the tensors of a state_dict that rank 0 saved" in alone.reason
     assert judge_saved(("ema", "x"), alike=set()) is None, "the undisturbed runs differ in it"
     assert judge_saved(("best", "x"), alike={"ema"}) is None
 

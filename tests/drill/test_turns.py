@@ -14,9 +14,11 @@ import pytest
 
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.drill import losses, plan, verdict, witness_log
+from trainmaster.drill.lives import Timeline
 from trainmaster.drill.witness_log import Life
 
 from .test_drill_parts import SHAPE, attempt, lines_of, proof_of
+from .test_judge import life, line
 
 
 @pytest.fixture
@@ -119,3 +121,16 @@ def test_more_losses_than_steps_that_were_seen_pass_nothing(monkeypatch: pytest.
     whole = proof_of(lines_of(11, 40))
     monkeypatch.setattr(losses, "judge_seen", lambda _: finding)
     assert (whole.overall, proof_of(lines_of(11, 40)).overall) == (Overall.PASS, Overall.INCOMPLETE)
+
+
+def test_a_step_of_a_critic_that_was_killed_before_the_other_stepped_is_left_out() -> None:
+    """Its line was taken for a step with half of the weights."""
+    names = ["d1", "d2", "d3+g1", "d4", "d5", "d6+g2", "d7", "d8", "d9+g3"]
+    reference = {step: replace(line(step), weights=name) for step, name in enumerate(names, 1)}
+    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
+    killed = [*(reference[step] for step in range(1, 6)), replace(line(6), weights="d6")]
+    timeline.add("the start", [life(*killed, saves=[3])])
+    assert (timeline.clean, timeline.done, max(timeline.history[0])) == (True, 4, 5)
+    second = [*(reference[step] for step in range(4, 9)), replace(line(9), weights="d9")]
+    (found,) = timeline.add("SIGKILL", [life(*second)])
+    assert (found.start, [one.weights for one in found.lines]) == (3, ["d4", "d5", "d6+g2", "d7", "d8"])

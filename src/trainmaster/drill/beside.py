@@ -147,14 +147,14 @@ def saved(resumes: Sequence[Resume], ground: Ground) -> Finding | None:
                 if not theirs or not got:  # the best one so far, or the newest
                     continue
                 if not got <= theirs:
-                    what = f"`{name}`" if name else "the weights"
+                    what = f"`{name}` in the checkpoint" if name else "a state_dict"
                     return fail(
-                        f"after {resume.strike} the tensors of {what} in the checkpoint that rank {resume.rank} saved "
-                        f"after step {resume.base + number} are not those that the undisturbed run saved there",
-                        action=f"{what} of the checkpoint is saved and not restored: load it before the first step",
+                        f"after {resume.strike} the tensors of {what} that rank {resume.rank} saved after step "
+                        f"{resume.base + number} are not those that the undisturbed run saved there",
+                        action="what they are made of is not saved, or not loaded: restore it before the first step",
                     )
                 compared += 1
-                entries.add(name or "weights")
+                entries.add(name or "a state_dict")
     if not compared:
         return None
     return enough(

@@ -8,7 +8,7 @@ history, and where the history does not reach, in the undisturbed run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainmaster.drill.witness_log import Life, Line
 
@@ -85,10 +85,11 @@ class Timeline:
         """
         resumes: list[Resume] = []
         for group in _generations(lives):
-            found = [self._resume(strike, life, printed) for life in group]
+            found = [_without_half(self._resume(strike, life, printed)) for life in group]
+            whole = [replace(life, lines=resume.lines) for life, resume in zip(group, found, strict=True)]
             if self._seen:
                 resumes += found
-            self._follow(group, found, files)
+            self._follow(whole, found, files)
             self._seen, strike, printed = True, then or strike, None
         return resumes
 
@@ -171,6 +172,17 @@ class Timeline:
         begun = base + min(len(life.lines) for life in group)
         # Whether the last step that was begun was also done, only a save after it can tell.
         self.done = max([begun - 1, *(step for step in self.saves if step <= begun)])
+
+
+def _without_half(resume: Resume) -> Resume:
+    """Without its last step where fewer optimizers had stepped in it than should: the process was killed in between.
+
+    With a critic that steps several times for each step of the other, its own lines do not tell.
+    """
+    last = resume.base + len(resume.lines)
+    wanted = resume.own.get(last) or resume.reference.get(last)
+    half = wanted is not None and resume.lines[-1].weights.count("+") < wanted.weights.count("+")
+    return replace(resume, lines=resume.lines[:-1]) if half and len(resume.lines) > 1 else resume
 
 
 def find_start(first: Line, own: Mapping[int, Line], reference: Mapping[int, Line]) -> int | None:

@@ -90,10 +90,12 @@ def test_a_node_is_drained_by_a_check_retested_and_given_back(
 
     slurm.restart_node(sick)
     assert check("retest") == {"n1": "pass", "n2": "pass", "n3": "pass"}
-    assert slurm.node_state(sick) == f"drained|{REASON}", "a check alone gives no node back"
+    # A check alone gives no node back. Slurm calls it draining until the end of the check's job is known everywhere.
+    slurm.wait(lambda: not slurm.node_state(sick).startswith("draining|"), limit_s=150)
+    assert slurm.node_state(sick) == f"drained|{REASON}"
     given = call("readmit", str(tmp_path / "retest"), "--with", "slurm", "--yes")
     assert given.exit_code == 0, given.output
-    assert slurm.node_state(sick).startswith("idle")
+    slurm.wait(lambda: slurm.node_state(sick).startswith("idle"))
 
     slurm.call("scontrol", "update", "nodename=n3", "state=drain", "reason=disk swap, ask Kim")
     try:
@@ -140,7 +142,7 @@ def test_a_failed_preflight_drains_its_node_and_the_next_attempt_runs_elsewhere(
     call(*words, "--out", str(tmp_path / "retest"))
     given = call("readmit", str(tmp_path / "retest"), "--with", "slurm", "--yes")
     assert given.exit_code == 0, given.output
-    assert slurm.node_state(sick).startswith("idle")
+    slurm.wait(lambda: slurm.node_state(sick).startswith("idle"))
 
 
 @pytest.mark.proof

@@ -22,14 +22,14 @@ def write(path: Path, *, seed: int) -> bytes:
     return path.read_bytes()
 
 
-def run(path: Path, **request: Any) -> list[dict[str, Any]]:
+def run(path: Path, *, until: float = 1e18, **request: Any) -> list[dict[str, Any]]:
     """What the program answers."""
     asked = {"offset": 0, "limit": 10**6, **request}
     with path.open("rb", buffering=0) as log:
         log.seek(asked["offset"])
         if asked.get("within"):
             asked["offset"] = grep._seek_line(log, asked["offset"])
-        return list(grep.search(log, grep.compile_sought("needle", re.MULTILINE), asked, until=1e18))
+        return list(grep.search(log, grep.compile_sought("needle", re.MULTILINE), asked, until=until))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -54,6 +54,33 @@ def test_parts_have_together_what_the_whole_has(seed: int, tmp_path: Path, monke
     assert where == sorted(set(where)) and list(ours) == list(theirs) and theirs
     # A line that is taken as several, of up to 564 bytes, has its cuts where the program began to read.
     assert all(abs(ours[start] - theirs[start]) < 2 * 564 for start in ours)
+
+
+@pytest.mark.parametrize("blocks", range(1, 30))
+def test_no_line_is_lost_where_the_time_of_a_part_is_over(
+    blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the block that goes over the end of a part: the next part has found what stands behind it."""
+    monkeypatch.setattr(grep, "_BLOCK", 64)
+    path = tmp_path / "log"
+    path.write_text("".join(f"step {n} needle\n" for n in range(200)))
+    at: int | None = 0
+    texts: list[str] = []
+    while at is not None:
+        size = path.stat().st_size - at
+        ends = [at + size * part // 3 for part in (1, 2)]
+        tried = []
+        for begin, end in zip([at, *ends], [*ends, None], strict=True):
+            clock = iter(range(10**6))
+            monkeypatch.setattr(grep.time, "monotonic", lambda clock=clock: next(clock))
+            *found, last = run(path, offset=begin, end=end, within=begin > at, until=blocks - 1.5)
+            lines = tuple(search.LogLine(stream="", offset=one["at"], text=one["text"]) for one in found)
+            tried.append(search.Found(lines=lines, next=None if last["done"] else last["next"]))
+        joined = search._join(tried, 10**6)
+        texts += [line.text for line in joined.lines]
+        assert joined.next is None or joined.next > at
+        at = joined.next
+    assert texts == path.read_text().splitlines()
 
 
 @pytest.mark.parametrize("limit", [1, 3, 25, 10_000])

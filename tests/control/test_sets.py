@@ -267,6 +267,11 @@ def test_a_key_is_answered_without_a_check(db: Database) -> None:
         sets.submit_set_once(db, parse_sweep(DOCUMENT), key="other", load=gone)
 
 
+def test_an_empty_key_is_none(db: Database) -> None:
+    """`--key "$UNSET"`, as for a job."""
+    assert [sets.submit_set_once(db, parse_sweep(DOCUMENT), key="")[1] for _ in range(2)] == [True, True]
+
+
 def test_what_is_the_same_for_all_trials_is_asked_once(db: Database) -> None:
     def count(trials: int) -> int:
         asked: list[str] = []

@@ -17,6 +17,7 @@ import heapq
 import io
 import itertools
 import json
+import math
 import os
 import re
 import resource
@@ -61,7 +62,8 @@ def compile_sought(pattern: str, flags: int, *, also: str | None = None) -> Soug
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     seconds = float(request["seconds"])
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 2))
+    limit = math.ceil(seconds) + 1  # a block that has begun is searched to its end
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     flags = re.MULTILINE | (re.IGNORECASE if request["ignore_case"] else 0)
     try:
@@ -91,13 +93,15 @@ def _seek_line(log: io.RawIOBase, at: int) -> int:
 
 def _answer(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()  # what was found is there, also where this program is ended
 
 
 def search(
     log: io.RawIOBase | io.BufferedIOBase, sought: Sought, request: dict[str, Any], *, until: float
 ) -> Iterator[dict[str, Any]]:
     """Each line that matches, then where the search ended and whether that was the end of the log, or of its part."""
-    at, left, stop = int(request["offset"]), int(request["limit"]), request.get("end") or sys.maxsize
+    at, left, end = int(request["offset"]), int(request["limit"]), request.get("end")
+    stop = sys.maxsize if end is None else end
     if sought.lower:
         literals = [tuple(text.lower() for text in choice) for choice in sought.literals]
         sought = sought._replace(literals=literals)
@@ -128,7 +132,8 @@ def search(
             yield {"next": at, "done": True}
             return
         if time.monotonic() > until:
-            yield {"next": at, "done": False}
+            # Behind `stop` the lines are another program's: what that one found there is not to be asked for again.
+            yield {"next": at, "done": at >= stop and not inside}
             return
 
 

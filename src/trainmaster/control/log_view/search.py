@@ -104,7 +104,11 @@ async def search(
     async with slots.take(caller):
         if path is None:
             return await _run(request, stream, _pieces(db, storage, job, attempt, stream, offset=offset))
-        tried = await asyncio.gather(*(_run({**request, **part}, stream) for part in _split(path, offset)))
+        try:
+            parts = list(_split(path, offset))
+        except FileNotFoundError:
+            return Found(lines=(), next=None, fault="the log is no longer there")
+        tried = await asyncio.gather(*(_run({**request, **part}, stream) for part in parts))
     return _join(tried, limit)
 
 

@@ -62,9 +62,10 @@ def put_back(db: Database, *, now: datetime) -> None:
     """Find the next time again of schedules that wait for one too far ahead: a clock was, and is right again."""
     for row in schedules.list_ahead(db, now + CLOCKS):
         with contextlib.suppress(ValueError, KeyError):  # no such zone here: `begin_due` says so at its time
-            latest = _find_next(row.schedule, row.decided, now + CLOCKS)
-            if latest is not None and row.next_at is not None and row.next_at > latest:
-                next_at = _find_next(row.schedule, row.decided, now)
+            latest, next_at = row.schedule.find_next(now + CLOCKS), _find_next(row.schedule, row.decided, now)
+            if latest is None or row.next_at is None or next_at is None:
+                continue
+            if row.next_at > latest and row.next_at > next_at:
                 with db.write() as conn:
                     schedules.take_time(conn, row.set_id, seen=row.next_at, next_at=next_at)
                 log.warning("schedule of set %s waited for %s; a clock was ahead", row.set_id, row.next_at)
@@ -100,10 +101,10 @@ def _choose(conn: Connection, row: DueRow, times: Sequence[datetime]) -> tuple[S
     waiting, going = schedules.count_open(conn, row.set_id)
     room = (MOST_WAITING - waiting) // len(row.trials)
     since = _show(row.schedule, row.next_at)
-    if not times and row.schedule.missed == "skip":
-        return (), f"no run for {since}: no server ran then (missed: skip)"
-    if not times:
+    if not times and _is_decided(row.decided, row.next_at):
         return (), f"no run for {since}: it has had one; a clock was set back"
+    if not times:
+        return (), f"no run for {since}: no server ran then (missed: skip)"
     if row.schedule.overlap == "skip" and waiting + going:
         return (), f"no run for {_show(row.schedule, times[-1])}: the one before is not over (overlap: skip)"
     if room < len(times):
@@ -154,7 +155,7 @@ def _change(db: Database, set_id: str, now: datetime | None, *, by: str) -> None
 
 def _next_after(row: ScheduleRow, now: datetime) -> datetime | None:
     """The next time of a schedule that goes on: none that was taken by a server whose clock is ahead of ours."""
-    next_at, latest = (_find_next(row.schedule, row.decided, time) for time in (now, now + CLOCKS))
+    next_at, latest = _find_next(row.schedule, row.decided, now), row.schedule.find_next(now + CLOCKS)
     if next_at is None or latest is None or row.next_at is None or not next_at < row.next_at <= latest:
         return next_at
     return row.next_at

@@ -61,7 +61,7 @@ def submit_set_once(
     The same key with the same document gives the same set, however often it is sent; with another one it is KeyTaken.
     The trials of a schedule have the name of the first time here, and come as rows at its times.
     """
-    sent = _digest(sweep, key) if key is not None else None
+    sent = _digest(sweep, key) if key else None
     if sent is not None:  # one that is there needs no check, which takes seconds for a thousand trials
         with db.read() as conn:
             found = sets.find_sent(conn, sweep.project, sent)
@@ -170,6 +170,7 @@ def _advance(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
 def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
     """No further trial begins, and those that are open are asked to save and stop. JobFinal where the set is over."""
     with failpoints.around("commit set cancel"), db.write() as conn:
+        schedules.lock(conn, set_id)  # before its set, as everywhere
         # With the state that is seen: of a set that ended since, the result would be rewritten.
         if accepted := sets.may_cancel(conn, set_id):
             schedules.end(conn, set_id)

@@ -67,6 +67,11 @@ def insert_schedule(
     conn.execute(insert(t.schedules).values(row))
 
 
+def lock(conn: Connection, set_id: str) -> None:
+    """Hold the row of a set's schedule, if it has one, until this transaction ends."""
+    conn.execute(select(_S.set_id).where(_S.set_id == set_id).with_for_update())
+
+
 def list_due(db: Database, now: datetime) -> list[DueRow]:
     columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials, _S.decided)
     query = select(*columns).join(t.job_sets, _SETS.id == _S.set_id)

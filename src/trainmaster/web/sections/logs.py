@@ -137,6 +137,9 @@ async def first_error(
                 line = found.lines[0]
                 link = scene.link(stream=line.stream, at=line.offset)
                 return RedirectResponse(f"{link}#L{line.offset}", status_code=303)
+            if found.next is not None or found.fault:  # not searched to its end: the page of the search says so
+                link = scene.link(stream=log.stream, level="error", skip=found.next)
+                return RedirectResponse(link, status_code=303)
     return RedirectResponse(scene.link(level="error"), status_code=303)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from trainmaster.core.results import Verdict
 from trainmaster.drill import judge_data
+from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume, Timeline
 from trainmaster.drill.witness_log import Line
 
@@ -72,6 +73,63 @@ def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_orde
     assert words in finding.reason
     if verdict is not Verdict.FAIL:
         assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+def accumulated(held: Sequence[int], after: Sequence[int], **of_ground: bool) -> tuple[Resume, Ground]:
+    """Four micro-batches a step and six a pass, drawn anew: places in step 8 before the kill and after the resume."""
+
+    def one(step: int, word: str, places: Sequence[int]) -> Line:
+        return replace(
+            line(step),
+            batches=tuple(("data", f"{word}{step}.{at}") for at in range(len(places))),
+            places=tuple(places),
+        )
+
+    reference = {step: one(step, "other", [1, 2, 3, 4]) for step in range(1, 10)}
+    own = {step: one(step, "own", held if step == 8 else [1, 2, 3, 4]) for step in range(1, 10)}
+    timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
+    timeline.add("the start", [life(*own.values(), saves=[7])])
+    (found,) = timeline.add("SIGKILL", [life(one(8, "new", after), *lines_from(8)[:2])])
+    assert found.base == 7
+    return found, replace(NO_ORDER, **of_ground)
+
+
+@pytest.mark.parametrize(
+    ("held", "after", "of_ground", "data", "micro", "words"),
+    [
+        # Saved at the end of a pass without the gradients of its last two.
+        ([5, 6, 1, 2], [1, 2], {}, Verdict.ERROR, Verdict.FAIL, "made of 2 micro-batches of 4"),
+        ([5, 6, 1, 2], [1, 2, 3, 4], {}, Verdict.ERROR, Verdict.ERROR, "whether gradients were lost is not known"),
+        ([5, 6, 1, 2], [1, 2], {"counts": False}, Verdict.ERROR, Verdict.ERROR, "made of 2 batches, and of 4 before"),
+        # The last two of each pass may be left out: then nothing of them was lost.
+        ([5, 6, 1, 2, 3, 4], [1, 2, 3, 4], {}, Verdict.ERROR, Verdict.ERROR, "whether gradients were lost"),
+        ([1, 2, 3, 4], [1, 2, 3, 4], {}, Verdict.PASS, Verdict.PASS, "made of all 4"),
+        ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 1, 2, 3, 4], {}, Verdict.PASS, Verdict.PASS, "made of all 4"),
+    ],
+)  # fmt: skip
+def test_a_step_over_the_end_of_a_pass_that_is_made_of_fewer_lost_gradients(
+    held: Sequence[int], after: Sequence[int], of_ground: dict[str, bool], data: Verdict, micro: Verdict, words: str
+) -> None:
+    found, ground = accumulated(held, after, **of_ground)
+    finding = judge_data.accumulation([found], ground)
+    assert (finding.verdict, words in finding.reason) == (micro, True), finding
+    assert finding.verdict is Verdict.PASS or finding.action
+    assert judge_data.data([found], ground).verdict is data
+
+
+def test_what_is_left_of_a_pass_is_the_same_where_the_next_one_is_drawn_anew_in_one_step() -> None:
+    found, ground = accumulated([5, 6, 1, 2], [1, 2, 1, 2])  # a sampler that leaves out what was read
+    own = found.own[8].batches
+    right = replace(found.lines[0], batches=own[:2] + found.lines[0].batches[2:])
+    found = replace(found, lines=(right, *found.lines[1:]))
+    assert judge_data.accumulation([found], ground).verdict is Verdict.PASS
+    assert judge_data.data([found], ground).verdict is Verdict.PASS
+
+
+def test_micro_batches_of_a_step_that_the_run_had_not_read_before_are_not_called_whole() -> None:
+    found, ground = accumulated([1, 2, 3, 4], [1, 2, 3, 4])
+    finding = judge_data.accumulation([replace(found, own={})], ground)
+    assert (finding.verdict, "not judged" in finding.reason) == (Verdict.ERROR, True)
 
 
 def test_samples_in_one_order_are_asked_of_a_resume_where_their_batches_are_augmented() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,13 +38,13 @@ def test_a_resume_that_was_struck_again_in_its_first_step_leaves_the_data_to_be_
     assert (alone.verdict, "too few steps" in alone.reason) == (Verdict.ERROR, True)
 
 
-def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10) -> list[Resume]:
-    """A run whose loader draws another order each time, with five steps a pass; then (batch, its place) a step."""
+def unseeded(after: Sequence[tuple[str, int]], *, save: int = 10, killed: int = 13, length: int = 5) -> list[Resume]:
+    """A run whose loader draws another order for each pass of so many steps; then (batch, its place) a step."""
 
     def one(step: int, batch: str, place: int) -> Line:
         return replace(line(step), batches=(("data", batch),), places=(place,))
 
-    own = [one(step, f"own{step}", (step - 1) % 5 + 1) for step in range(1, 14)]
+    own = [one(step, f"own{step}", (step - 1) % length + 1) for step in range(1, killed + 1)]
     timeline = Timeline(reference={0: {}}, savers=frozenset({0}))
     timeline.add("the start", [life(*own, saves=[save])])
     found = timeline.add("SIGKILL", [life(*(one(save + n, *read) for n, read in enumerate(after, 1)))])
@@ -61,8 +62,11 @@ NO_ORDER = replace(GROUND, data=False, told=False)
         (12, [("own13", 3), ("x", 4), ("y", 5)], Verdict.PASS, "1 steps read the batches that the run had read"),
         (12, [("x1", 1), ("x2", 2), ("x3", 3)], Verdict.ERROR, "another order"),
         (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
-        (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.FAIL, "5 batches were read a second time"),
-        (10, [("own12", 1), ("own13", 2)], Verdict.FAIL, "1 batches were skipped"),
+        # So few may be drawn by chance.
+        (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.PASS, "order of their own"),
+        (10, [("own11", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "1 resumes began a pass"),
+        (10, [("own11", 1), ("x2", 1), ("x3", 2)], Verdict.ERROR, "another order"),
+        (12, [("own12", 2), ("own13", 3)], Verdict.ERROR, "another order"),
     ],
 )  # fmt: skip
 def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_order_tells(
@@ -73,6 +77,41 @@ def test_where_two_undisturbed_runs_read_in_another_order_only_the_runs_own_orde
     assert words in finding.reason
     if verdict is not Verdict.FAIL:
         assert "two undisturbed runs read the samples in another order" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("save", "after", "words"),
+    [
+        (20, range(11, 21), "10 batches were read a second time"),  # the pass before, and then another one
+        (20, range(22, 27), "1 batches were skipped"),  # as far as the run had read
+        (21, range(21, 26), "1 batches were read a second time"),
+    ],
+)
+def test_batches_that_the_run_had_read_elsewhere_are_a_wrong_place(save: int, after: range, words: str) -> None:
+    begin = (save - 20) % 10
+    read = [(f"own{step}", begin + at) for at, step in enumerate(after, 1)] + [("x1", 1), ("x2", 2)]
+    finding = judge_data.data(unseeded(read, save=save, killed=26, length=10), NO_ORDER)
+    assert (finding.verdict, words in finding.reason) == (Verdict.FAIL, True), finding
+
+
+@pytest.mark.parametrize("length", [5, 8, 20])
+def test_small_data_that_are_drawn_anew_fail_no_right_resume(length: int) -> None:
+    def drawn(dice: random.Random) -> list[tuple[str, int]]:
+        return [(f"sample{one}", place) for place, one in enumerate(dice.sample(range(length), length), 1)]
+
+    for seed in range(200):
+        dice, begin = random.Random(seed), 3 * length
+        read = [one for _ in range(4) for one in drawn(dice)][: begin + 3]
+        own = {
+            step: replace(line(step), batches=(("data", one),), places=(at,)) for step, (one, at) in enumerate(read, 1)
+        }
+        after = [replace(line(1), batches=(("data", one),), places=(at,)) for one, at in drawn(dice)]
+        found = [
+            replace(one, start=begin, newest=begin, own=own, reference=own, lines=tuple(after))
+            for one in resumes(*lines_from(10))
+        ]
+        finding = judge_data.data(found, NO_ORDER)
+        assert finding.verdict is Verdict.PASS, (seed, finding)
 
 
 def accumulated(held: Sequence[int], after: Sequence[int], **of_ground: bool) -> tuple[Resume, Ground]:

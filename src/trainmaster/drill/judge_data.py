@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip
@@ -15,6 +16,8 @@ _SEED = (
     "then the place in the data can be judged. Or call trainmaster.drill.sample(ids) with the samples of each step: "
     "over whole passes through the data it shows whether each sample is read once"
 )
+# Of so many resumes that draw an order of their own, one may be failed: a drill has about ten.
+_BY_CHANCE = 100_000
 
 
 def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> Finding:
@@ -158,7 +161,7 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
             pass_ = _judge_pass(resume)
             if pass_ is not None and pass_.verdict is Verdict.FAIL:
                 return pass_
-            if pass_ or _begins(resume, number, ground):
+            if pass_ or _is_drawn(resume, number, ground):
                 drawn += 1
             else:
                 unknown = unknown or _no_order(resume, number)
@@ -230,14 +233,42 @@ def _is_alike(resume: Resume, number: int, ground: Ground) -> bool:
 
 
 def _place_in_own(resume: Resume, number: int, ground: Ground) -> str | None:
-    """Where else the run had read these very batches, one after the other; None: nowhere."""
-    got = [digest for after in range(number, len(resume.lines) + 1) for digest in _read(resume, after, ground)][:3]
+    """Where else the run had read these very batches, one after the other; None: nowhere, or it may be by chance.
+
+    All batches to the end of the pass are compared, as far as the run had read.
+    """
+    read = [one for line in resume.lines[number - 1 :] for one in _of_source(line, ground)]
+    end = next((at for at, (_, place) in enumerate(read) if at and place == 1), len(read))
+    got = [digest for digest, _ in read[:end]]
     flat, begins = _flat(resume.own, ground)
-    place = next((at for at in range(len(flat)) if flat[at : at + len(got)] == got), None)
     right = begins.get(resume.base + number)
-    if len(got) < 2 or place is None or right is None or place == right:
+    if right is None:
         return None
-    return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+    for place in range(len(flat)):
+        both = min(len(got), len(flat) - place)
+        if place != right and flat[place : place + both] == got[:both] and not _by_chance(flat, both, tries=len(flat)):
+            return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+    return None
+
+
+def _by_chance(flat: Sequence[str], alike: int, *, tries: int = 1) -> bool:
+    """So few of so many different batches, in this order, are drawn anew by a right resume of small data too."""
+    different = len(set(flat))
+    return math.perm(different, min(alike, different)) < _BY_CHANCE * tries
+
+
+def _is_drawn(resume: Resume, number: int, ground: Ground) -> bool:
+    """Whether the pass of this step began after the resume, in an order of its own; its first batches may be alike."""
+    begun = next((one for one in range(number, 0, -1) if _begins(resume, one, ground)), None)
+    if begun is None:
+        return False
+    for later in range(begun + 1, number + 1):
+        lines = resume.own.get(resume.base + later), resume.lines[later - 1]
+        held, got = ([place for _, place in _of_source(line, ground)] for line in lines)
+        if held != got:
+            return False
+    flat, begins = _flat(resume.own, ground)
+    return begun == number or _by_chance(flat, begins[resume.base + number] - begins[resume.base + begun])
 
 
 def _begins(resume: Resume, number: int, ground: Ground) -> bool:

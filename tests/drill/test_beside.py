@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,23 @@ def test_averaged_weights_are_those_that_were_saved(got: Any, outcome: Verdict, 
     finding = beside.averages(held(resumes(*lines_from(10, averages=got)), averages=((10, "a"),)))
     assert finding is not None and (finding.verdict, words in finding.reason) == (outcome, True), finding.reason
     assert beside.averages(resumes(*lines_from(10))) is None
+
+
+def test_what_the_run_was_not_seen_to_hold_is_not_called_right() -> None:
+    after = lines_from(10, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    unseen = [replace(one, own={}, clean=False) for one in resumes(*after)]
+    known = held(unseen, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    ground = replace(GROUND, repeatable=False)
+    claims: list[Callable[[list[Resume]], Finding | None]] = [
+        beside.scaler,
+        beside.averages,
+        lambda found: beside.hyperparameters(found, ground),
+    ]
+    for claim in claims:
+        alone, beside_one = claim(unseen), claim([*unseen, *known])
+        assert alone is not None and (alone.verdict, "not judged" in alone.reason) == (Verdict.ERROR, True), alone
+        assert alone.action
+        assert beside_one is not None and (beside_one.verdict, beside_one.reason[:9]) == (Verdict.PASS, "1 resumes")
 
 
 def judge_saved(

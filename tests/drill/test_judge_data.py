@@ -209,6 +209,12 @@ def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> Non
     assert finding.verdict is Verdict.ERROR and "seed the shuffle" in (finding.action or "")
 
 
+def test_resumes_that_are_not_compared_with_an_order_are_not_counted() -> None:
+    (known,) = unseeded([("x1", 1), ("x2", 2)])
+    finding = judge_data.data([known, replace(known, own={})], NO_ORDER)
+    assert (finding.verdict, finding.reason[:9]) == (Verdict.PASS, "1 resumes")
+
+
 def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume() -> None:
     ids = replace(NO_ORDER, ids=True)
     told = [replace(one, own={11: replace(line(11), ids="a")}) for one in resumes(*lines_from(10, ids="a"))]

@@ -146,9 +146,10 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
     shown = [resume for resume in judged if ground.ids or not lost_in_the_middle(resume, ground)]
     if judged and not shown:
         return error("not judged: the first step after each resume lost micro-batches", action="mend first what failed")
-    alike = drawn = 0
+    alike = drawn = compared = 0
     unknown: Finding | None = None
     for resume in shown:
+        compared += resume.own.get(resume.base + 1) is not None
         for number in range(1, len(resume.lines) + 1):
             held = resume.own.get(resume.base + number)
             if held is None:
@@ -176,7 +177,7 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
             f"; {drawn} resumes began a pass through the data where the run did, or read each sample once in it, in an "
             "order of their own"
         )
-    return enough(judged, f"{words} ({_NO_ORDER})")
+    return enough(judged, f"{words} ({_NO_ORDER})", compared=compared)
 
 
 def _judge_pass(resume: Resume) -> Finding | None:

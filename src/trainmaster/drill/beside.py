@@ -92,7 +92,7 @@ def _same(some: Any, other: Any) -> bool:
     return bool(some == other)
 
 
-def scaler(resumes: Sequence[Resume]) -> Finding | None:
+def scaler(resumes: Sequence[Resume], ground: Ground) -> Finding | None:
     """The scale of every GradScaler is the one that was saved. None: the program has none."""
     judged = placed(resumes)
     if not any(line.scales for resume in judged for line in (*resume.reference.values(), *resume.lines)):
@@ -100,7 +100,7 @@ def scaler(resumes: Sequence[Resume]) -> Finding | None:
     compared = 0
     for resume in judged:
         held, got = resume.held(resume.base + 1), resume.lines[0].scales
-        if held is None:
+        if held is None or (not ground.repeatable and _is_halved(got, held.scales)):
             continue
         compared += 1
         if held.scales == got:
@@ -119,6 +119,22 @@ def scaler(resumes: Sequence[Resume]) -> Finding | None:
             "scaler.load_state_dict(...)",
         )
     return enough(judged, "scales of the GradScaler as they were saved", compared=compared)
+
+
+def _is_halved(some: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether one of the two had an infinite gradient after the save: such a step is left out, so no line tells of it.
+
+    Where training is not repeatable, the other need not have it.
+    """
+    pairs = [(one, other) for one, other in zip(some, others, strict=False) if one != other]
+    return (
+        len(some) == len(others)
+        and len(pairs) > 0
+        and all(
+            (scale == 2 * wanted and wanted_since == 0) or (wanted == 2 * scale and since == 0)
+            for (scale, since), (wanted, wanted_since) in pairs
+        )
+    )
 
 
 def averages(resumes: Sequence[Resume]) -> Finding | None:

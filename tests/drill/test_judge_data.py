@@ -128,7 +128,7 @@ def accumulated(held: Sequence[int], after: Sequence[int], **of_ground: bool) ->
     own = {step: one(step, "own", held if step == 8 else [1, 2, 3, 4]) for step in range(1, 10)}
     timeline = Timeline(reference={0: reference}, savers=frozenset({0}))
     timeline.add("the start", [life(*own.values(), saves=[7])])
-    (found,) = timeline.add("SIGKILL", [life(one(8, "new", after), *lines_from(8)[:2])])
+    (found,) = timeline.add("SIGKILL", [life(one(8, "new", after), *lines_from(8, weights="x")[:2])])
     assert found.base == 7
     return found, replace(NO_ORDER, **of_ground)
 

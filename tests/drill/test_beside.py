@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,9 +45,31 @@ SCALES = ((1024.0, 7.0),)
     ],
 )
 def test_a_grad_scaler_goes_on_with_its_scale(got: Any, outcome: Verdict, words: str) -> None:
-    finding = beside.scaler(held(resumes(*lines_from(10, scales=got)), scales=SCALES))
+    finding = beside.scaler(held(resumes(*lines_from(10, scales=got)), scales=SCALES), GROUND)
     assert finding is not None and (finding.verdict, words in finding.reason) == (outcome, True), finding.reason
-    assert beside.scaler(resumes(*lines_from(10))) is None
+    assert beside.scaler(resumes(*lines_from(10)), GROUND) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "had", "outcome"),
+    [
+        (((512.0, 0.0),), SCALES, Verdict.PASS),  # an infinite gradient after the resume, which the run had not
+        (((1024.0, 7.0),), ((512.0, 0.0),), Verdict.PASS),  # the other way round
+        (((512.0, 7.0),), SCALES, Verdict.FAIL),
+        (((1024.0, 0.0),), SCALES, Verdict.FAIL),
+        (((65536.0, 0.0),), SCALES, Verdict.FAIL),
+        ((), SCALES, Verdict.FAIL),
+    ],
+)
+def test_an_infinite_gradient_by_chance_is_no_lost_scale(got: Any, had: Any, outcome: Verdict) -> None:
+    found = held(resumes(*lines_from(10, scales=got)), scales=had)
+    right = held(resumes(*lines_from(10, scales=SCALES)), scales=SCALES)
+    chance = replace(GROUND, repeatable=False)
+    finding = beside.scaler([*right, *found], chance)
+    assert finding is not None and finding.verdict is outcome, finding
+    alone, exact = beside.scaler(found, chance), beside.scaler(found, GROUND)
+    assert exact is not None and exact.verdict is Verdict.FAIL, "of a repeatable run it is lost"
+    assert alone is not None and alone.verdict is (Verdict.ERROR if outcome is Verdict.PASS else Verdict.FAIL)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +85,23 @@ def test_averaged_weights_are_those_that_were_saved(got: Any, outcome: Verdict, 
     finding = beside.averages(held(resumes(*lines_from(10, averages=got)), averages=((10, "a"),)))
     assert finding is not None and (finding.verdict, words in finding.reason) == (outcome, True), finding.reason
     assert beside.averages(resumes(*lines_from(10))) is None
+
+
+def test_what_the_run_was_not_seen_to_hold_is_not_called_right() -> None:
+    after = lines_from(10, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    unseen = [replace(one, own={}, clean=False) for one in resumes(*after)]
+    known = held(unseen, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    ground = replace(GROUND, repeatable=False)
+    claims: list[Callable[[list[Resume]], Finding | None]] = [
+        lambda found: beside.scaler(found, ground),
+        beside.averages,
+        lambda found: beside.hyperparameters(found, ground),
+    ]
+    for claim in claims:
+        alone, beside_one = claim(unseen), claim([*unseen, *known])
+        assert alone is not None and (alone.verdict, "not judged" in alone.reason) == (Verdict.ERROR, True), alone
+        assert alone.action
+        assert beside_one is not None and (beside_one.verdict, beside_one.reason[:9]) == (Verdict.PASS, "1 resumes")
 
 
 def judge_saved(
@@ -98,8 +138,8 @@ def test_a_lost_scale_fails_a_drill_and_what_is_not_seen_is_told(monkeypatch: py
     assert whole.overall is Overall.PASS
     text = drill_report.markdown(command_proof.report(whole))
     assert f"Not seen: {plan.NOT_SEEN}." in text
-    lost = beside.scaler(held(resumes(*lines_from(10, scales=())), scales=SCALES))
-    monkeypatch.setattr(beside, "scaler", lambda _: lost)
+    lost = beside.scaler(held(resumes(*lines_from(10, scales=())), scales=SCALES), GROUND)
+    monkeypatch.setattr(beside, "scaler", lambda *_: lost)
     proof = proof_of(lines_of(11, 40))
     assert proof.overall is Overall.FAIL
     assert "loss scale (GradScaler)" in drill_report.markdown(command_proof.report(proof))

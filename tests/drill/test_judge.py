@@ -143,7 +143,14 @@ CASES: dict[str, tuple[list[Line], dict[str, str]]] = {
         ),
         {"accumulation": "1 micro-batches of 2"},
     ),
-    "in the middle of a step": (lines_from(10, batches=shifted(1)), {"accumulation": "were lost"}),
+    "in the middle of a step": (
+        lines_from(10, batches=shifted(1), weights=lambda one, n: one.weights if n == 1 else f"x{n}"),
+        {"accumulation": "were lost"},
+    ),
+    "what a pass leaves out is not read again": (
+        lines_from(10, batches=lambda one, number: one.batches[1:] if number == 1 else one.batches),
+        {},
+    ),
 }
 
 

@@ -49,13 +49,17 @@ def order(resumes: Sequence[Resume]) -> Finding | None:
 def hyperparameters(resumes: Sequence[Resume], ground: Ground) -> Finding:
     """Weight decay, betas and what else a parameter group has are those of the run."""
     judged, steps = placed(resumes), 0
-    for resume in judged:
+    compared = set[int]()
+    for at, resume in enumerate(judged):
         for number, line in enumerate(resume.lines, 1):
             wanted = resume.held(resume.base + 1) if number == 1 else None
             if wanted is None and ground.repeatable:  # an optimizer may learn them: with other weights they are others
                 wanted = resume.reference.get(resume.base + number)
+            if wanted is None:
+                continue
+            compared.add(at)
             # Those of the first step are kept in the optimizer's state: lost with it, it is told there.
-            if wanted is None or (number == 1 and line.state is None and wanted.state is not None):
+            if number == 1 and line.state is None and wanted.state is not None:
                 continue
             steps += 1
             if changed := _changed(line, wanted):
@@ -64,7 +68,8 @@ def hyperparameters(resumes: Sequence[Resume], ground: Ground) -> Finding:
                     action="start with the hyperparameters of the run, and set none after optimizer.load_state_dict, "
                     "which brings those that were saved",
                 )
-    return enough(judged, f"weight decay, betas and other hyperparameters right, {steps} steps")
+    words = f"weight decay, betas and other hyperparameters right, {steps} steps"
+    return enough(judged, words, compared=len(compared))
 
 
 def _changed(line: Line, wanted: Line) -> str:
@@ -87,14 +92,18 @@ def _same(some: Any, other: Any) -> bool:
     return bool(some == other)
 
 
-def scaler(resumes: Sequence[Resume]) -> Finding | None:
+def scaler(resumes: Sequence[Resume], ground: Ground) -> Finding | None:
     """The scale of every GradScaler is the one that was saved. None: the program has none."""
     judged = placed(resumes)
     if not any(line.scales for resume in judged for line in (*resume.reference.values(), *resume.lines)):
         return None
+    compared = 0
     for resume in judged:
         held, got = resume.held(resume.base + 1), resume.lines[0].scales
-        if held is None or held.scales == got:
+        if held is None or (not ground.repeatable and _is_halved(got, held.scales)):
+            continue
+        compared += 1
+        if held.scales == got:
             continue
         what = "there is no GradScaler"
         for (scale, since), (wanted, wanted_since) in zip(got, held.scales, strict=False):
@@ -109,7 +118,23 @@ def scaler(resumes: Sequence[Resume]) -> Finding | None:
             action="the GradScaler's state is not saved or not loaded: save scaler.state_dict() and call "
             "scaler.load_state_dict(...)",
         )
-    return enough(judged, "scales of the GradScaler as they were saved")
+    return enough(judged, "scales of the GradScaler as they were saved", compared=compared)
+
+
+def _is_halved(some: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether one of the two had an infinite gradient after the save: such a step is left out, so no line tells of it.
+
+    Where training is not repeatable, the other need not have it.
+    """
+    pairs = [(one, other) for one, other in zip(some, others, strict=False) if one != other]
+    return (
+        len(some) == len(others)
+        and len(pairs) > 0
+        and all(
+            (scale == 2 * wanted and wanted_since == 0) or (wanted == 2 * scale and since == 0)
+            for (scale, since), (wanted, wanted_since) in pairs
+        )
+    )
 
 
 def averages(resumes: Sequence[Resume]) -> Finding | None:
@@ -117,8 +142,10 @@ def averages(resumes: Sequence[Resume]) -> Finding | None:
     judged = placed(resumes)
     if not any(line.averages for resume in judged for line in (*resume.reference.values(), *resume.lines)):
         return None
+    compared = 0
     for resume in judged:
         held, got = resume.held(resume.base + 1), resume.lines[0].averages
+        compared += held is not None
         if held is None or held.averages == got:
             continue
         many = [str(sum(n for n, _ in some)) if some else "none" for some in (got, held.averages)]
@@ -129,7 +156,7 @@ def averages(resumes: Sequence[Resume]) -> Finding | None:
             action="the averaged weights are not saved or not loaded: save averaged.state_dict() and call "
             "averaged.load_state_dict(...)",
         )
-    return enough(judged, "averaged weights bit-equal to those that were saved")
+    return enough(judged, "averaged weights bit-equal to those that were saved", compared=compared)
 
 
 def saved(resumes: Sequence[Resume], ground: Ground) -> Finding | None:

@@ -23,6 +23,7 @@ class Ground:
     data: bool  # every batch was the same
     source: str | None  # the data set that is trained on; None: no DataLoader was seen
     ids: bool  # the program tells its samples itself
+    counts: bool = True  # every step was made of as many batches
     told: bool = True  # the samples that it told were the same
     buffers: bool = False  # those of every step were the same
     saved: frozenset[str] = frozenset()  # entries of checkpoints that were the same in every save
@@ -51,12 +52,17 @@ def make_ground(first: Attempt, second: Attempt) -> Ground:
             and all(line.random.get(name) == other.random.get(name) for line, other in pairs)
         ),
         data=all(line.batches == other.batches for line, other in pairs),
+        counts=all(_count(line) == _count(other) for line, other in pairs),
         told=all(line.ids == other.ids for line, other in pairs),
         source=sources.most_common(1)[0][0] if sources else None,
         ids=any(line.ids for line, _ in pairs),
         buffers=all(line.buffers == other.buffers for line, other in pairs),
         saved=_alike(pairs),
     )
+
+
+def _count(line: Line) -> Counter[str]:
+    return Counter(source for source, _ in line.batches)
 
 
 def _alike(pairs: Sequence[tuple[Line, Line]]) -> frozenset[str]:
@@ -71,10 +77,16 @@ def placed(resumes: Sequence[Resume]) -> list[Resume]:
     return [resume for resume in resumes if not resume.restarted and (resume.newest is not None or resume.start)]
 
 
-def enough(judged: Sequence[Resume], words: str) -> Finding:
+def enough(judged: Sequence[Resume], words: str, *, compared: int | None = None) -> Finding:
+    """Passed, where something was seen. `compared`: of how many resumes it is known what they should have held."""
     if not judged:
         return error("no resume from a checkpoint was seen", action=SEE_STRIKES)
-    return ok(f"{len(judged)} resumes: {words}")
+    if compared == 0:
+        return error(
+            f"not judged: what the run held there is not known for any of {len(judged)} resumes",
+            action="run more steps, with at least two between saves, so that the run is struck a step after a save",
+        )
+    return ok(f"{len(judged) if compared is None else compared} resumes: {words}")
 
 
 def pairs_after(resume: Resume) -> list[tuple[Line, Line]]:

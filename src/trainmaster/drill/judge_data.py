@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip
@@ -15,6 +16,8 @@ _SEED = (
     "then the place in the data can be judged. Or call trainmaster.drill.sample(ids) with the samples of each step: "
     "over whole passes through the data it shows whether each sample is read once"
 )
+# Of so many resumes that draw an order of their own, one may be failed: a drill has about ten.
+_BY_CHANCE = 100_000
 
 
 def data(resumes: Sequence[Resume], ground: Ground, *, failed: bool = False) -> Finding:
@@ -39,20 +42,39 @@ def accumulation(resumes: Sequence[Resume], ground: Ground) -> Finding:
     judged = placed(resumes)
     if judged and ground.source is None:
         return skip("no DataLoader: micro-batches are not told apart", proof="no batch was seen in any run")
-    most = 1
+    most, compared, unused = 1, 0, 0
+    unknown: Resume | None = None
     for resume in judged:
         wanted, got = _wanted(resume, 1, ground), _read(resume, 1, ground)
-        most = max(most, len(wanted))
-        if lost := lost_in_the_middle(resume, ground):
+        planned = resume.planned(resume.base + 1)
+        most = max(most, len(wanted), len(_of_source(planned, ground)))
+        lost = lost_in_the_middle(resume, ground)
+        if lost and same_after(resume):  # a pass may leave out its last ones: their gradients are of no use
+            unused += 1
+        elif lost:
             return fail(
                 f"after {resume.strike} step {resume.base + 1} was made of {_made_of(got, wanted, lost)}: "
                 f"{lost} had been added to its gradients before the save, and were lost",
                 action="the checkpoint was taken in the middle of gradient accumulation: save only after "
                 "optimizer.step(), or save the gradients and the place in the step too",
             )
+        if lost or (wanted and (ground.data or _is_alike(resume, 1, ground) or _begins(resume, 1, ground))):
+            compared += 1
+        elif wanted:
+            unknown = unknown or resume
     if judged and most == 1:
         return skip("one batch a step: nothing is accumulated", proof="no step of the undisturbed run read two")
-    return enough(judged, f"first steps made of all {most} micro-batches")
+    if unknown:
+        return error(
+            f"after {unknown.strike} step {unknown.base + 1} was made of {len(_read(unknown, 1, ground))} batches, and "
+            f"of {len(_wanted(unknown, 1, ground))} before, others or at other places of a pass: whether gradients "
+            f"were lost is not known, because {_NO_ORDER}",
+            action=_SEED,
+        )
+    without = (
+        f"; in {unused}, fewer were read again than before the strike, without effect on any weight" if unused else ""
+    )
+    return enough(judged, f"first steps made of all {most} micro-batches{without}", compared=compared)
 
 
 def lost_in_the_middle(resume: Resume, ground: Ground) -> int:
@@ -71,7 +93,17 @@ def lost_in_the_middle(resume: Resume, ground: Ground) -> int:
     if wanted and ahead and not same_after(resume):
         wanted = _wanted(resume, 0, ground)[-ahead:] + wanted
         return next((lost for lost in range(1, len(wanted)) if got == wanted[lost:]), 0)
-    return 0
+    return 0 if ground.data or not ground.counts else _fewer(resume, ground)
+
+
+def _fewer(resume: Resume, ground: Ground) -> int:
+    """Micro-batches that the first step lacks, where their order does not tell which.
+
+    A pass may leave out its last ones: then the first step of every start is made of fewer than those after it.
+    """
+    first = len(_of_source(resume.reference.get(1), ground))
+    wanted, got = len(_wanted(resume, 1, ground)), len(_read(resume, 1, ground))
+    return wanted - got if 0 < got < min(wanted, first or wanted) else 0
 
 
 def _read_ahead(resume: Resume, ground: Ground) -> int:
@@ -117,9 +149,13 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
     A pass through the data that begins anew may be drawn anew. In the middle of one, another order is a lost place, or
     a right one: it cannot be told.
     """
-    alike = drawn = 0
+    shown = [resume for resume in judged if ground.ids or not lost_in_the_middle(resume, ground)]
+    if judged and not shown:
+        return error("not judged: the first step after each resume lost micro-batches", action="mend first what failed")
+    alike = drawn = compared = 0
     unknown: Finding | None = None
-    for resume in judged:
+    for resume in shown:
+        compared += resume.own.get(resume.base + 1) is not None
         for number in range(1, len(resume.lines) + 1):
             held = resume.own.get(resume.base + number)
             if held is None:
@@ -132,7 +168,7 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
             pass_ = _judge_pass(resume)
             if pass_ is not None and pass_.verdict is Verdict.FAIL:
                 return pass_
-            if pass_ or (_begins(held, ground) and _begins(resume.lines[number - 1], ground)):
+            if pass_ or _is_drawn(resume, number, ground):
                 drawn += 1
             else:
                 unknown = unknown or _no_order(resume, number)
@@ -147,7 +183,7 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
             f"; {drawn} resumes began a pass through the data where the run did, or read each sample once in it, in an "
             "order of their own"
         )
-    return enough(judged, f"{words} ({_NO_ORDER})")
+    return enough(judged, f"{words} ({_NO_ORDER})", compared=compared)
 
 
 def _judge_pass(resume: Resume) -> Finding | None:
@@ -195,8 +231,6 @@ def _is_alike(resume: Resume, number: int, ground: Ground) -> bool:
     if ground.ids:
         held = resume.own.get(resume.base + number)
         return held is not None and held.ids == resume.lines[number - 1].ids
-    if lost_in_the_middle(resume, ground):
-        return True  # told by `accumulation`
     wanted, got = _wanted(resume, number, ground), _read(resume, number, ground)
     if number > 1:
         return got == wanted
@@ -206,21 +240,70 @@ def _is_alike(resume: Resume, number: int, ground: Ground) -> bool:
 
 
 def _place_in_own(resume: Resume, number: int, ground: Ground) -> str | None:
-    """Where else the run had read these very batches, one after the other; None: nowhere."""
-    got = [digest for after in range(number, len(resume.lines) + 1) for digest in _read(resume, after, ground)][:3]
+    """Where else the run had read these very batches, one after the other; None: nowhere, or it may be by chance.
+
+    All batches to the end of the pass are compared, as far as the run had read.
+    """
+    read = [one for line in resume.lines[number - 1 :] for one in _of_source(line, ground)]
+    end = next((at for at, (_, place) in enumerate(read) if at and place == 1), len(read))
+    got = [digest for digest, _ in read[:end]]
     flat, begins = _flat(resume.own, ground)
-    place = next((at for at in range(len(flat)) if flat[at : at + len(got)] == got), None)
     right = begins.get(resume.base + number)
-    if len(got) < 2 or place is None or right is None or place == right:
+    if right is None:
         return None
-    return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+    for place in range(len(flat)):
+        both = min(len(got), len(flat) - place)
+        if place != right and flat[place : place + both] == got[:both] and not _by_chance(flat, both, tries=len(flat)):
+            return f"{abs(place - right)} batches were {'skipped' if place > right else 'read a second time'}"
+    return None
 
 
-def _begins(line: Line, ground: Ground) -> bool:
-    """Whether a pass through the data began in this step."""
-    return any(
-        place == 1 and source == ground.source for (source, _), place in zip(line.batches, line.places, strict=False)
-    )
+def _by_chance(flat: Sequence[str], alike: int, *, tries: int = 1) -> bool:
+    """So few of so many different batches, in this order, are drawn anew by a right resume of small data too."""
+    different = len(set(flat))
+    return math.perm(different, min(alike, different)) < _BY_CHANCE * tries
+
+
+def _is_drawn(resume: Resume, number: int, ground: Ground) -> bool:
+    """Whether the pass of this step began after the resume, in an order of its own; its first batches may be alike."""
+    begun = next((one for one in range(number, 0, -1) if _begins(resume, one, ground)), None)
+    if begun is None:
+        return False
+    for later in range(begun + 1, number + 1):
+        lines = resume.own.get(resume.base + later), resume.lines[later - 1]
+        held, got = ([place for _, place in _of_source(line, ground)] for line in lines)
+        if held != got:
+            return False
+    flat, begins = _flat(resume.own, ground)
+    return begun == number or _by_chance(flat, begins[resume.base + number] - begins[resume.base + begun])
+
+
+def _begins(resume: Resume, number: int, ground: Ground) -> bool:
+    """Whether a pass through the data began in this step, where it did in the run: it may be drawn anew.
+
+    What is left of the pass before it is the same, and of the new one it reads the same places.
+    """
+    held = _of_source(resume.own.get(resume.base + number), ground)
+    got = _of_source(resume.lines[number - 1], ground)
+    if number == 1:  # more before is read over, to come to the place
+        got = got[-len(held) :]
+    begin = next((at for at, (_, place) in enumerate(held) if place == 1), None)
+    if begin is None or len(got) != len(held):
+        return False
+    # A sampler that leaves out what was read counts its places from 1.
+    left = [(one[0], other[0]) for one, other in zip(held[:begin], got[:begin], strict=True)]
+    drawn = [(one[1], other[1]) for one, other in zip(held[begin:], got[begin:], strict=True)]
+    return all(one == other for one, other in left + drawn)
+
+
+def _of_source(line: Line | None, ground: Ground) -> list[tuple[str, int]]:
+    """Batches of the data set that is trained on, each with its place in its pass; 0: not seen."""
+    if line is None:
+        return []
+    places = line.places or (0,) * len(line.batches)
+    return [
+        (digest, place) for (source, digest), place in zip(line.batches, places, strict=True) if source == ground.source
+    ]
 
 
 def _first_wrong_batch(resume: Resume, ground: Ground) -> Finding | None:

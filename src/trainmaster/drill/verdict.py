@@ -93,7 +93,7 @@ def judge_all(
         ("optimizer", beside.order(loaded) or judge.optimizer(loaded)),
         ("hyperparameters", beside.hyperparameters(loaded, ground)),
         ("schedule", judge.schedule(loaded)),
-        *_told("scaler", beside.scaler(loaded)),
+        *_told("scaler", beside.scaler(loaded, ground)),
         *_told("averages", beside.averages(loaded)),
         ("random", judge.random_state(loaded, ground)),
     ]

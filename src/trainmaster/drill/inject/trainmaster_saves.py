@@ -41,7 +41,7 @@ def before_save(place: Any) -> None:
     witness = _here()
     name = _disk.name_of(place)
     if witness is not None:
-        witness.began = witness.steps
+        witness.began = (witness.steps, witness.looked)
     if witness is not None and name is not None:
         path = os.path.realpath(name)
         _end_outside(witness, path)
@@ -106,11 +106,11 @@ def on_load(place: Any) -> None:
 
 def note_save(witness: Witness, path: str, rank: int) -> None:
     witness.memory = witness.written = None
-    if witness.saved_at != witness.steps:  # one line a step, however many files
-        witness.saved_at = witness.steps
+    if witness.saved_at != (witness.steps, witness.looked):  # one line a step, however many files
+        witness.saved_at = (witness.steps, witness.looked)
         now = time.time()
-        number = witness.began if witness.behind else witness.steps
-        line = {"k": "save", "n": number, "r": rank, "t": now, "path": path, "behind": witness.behind}
+        number, looked = witness.began if witness.behind else (witness.steps, witness.looked)
+        line = {"k": "save", "n": number, "i": looked, "r": rank, "t": now, "path": path, "behind": witness.behind}
         witness.write(line)
 
 

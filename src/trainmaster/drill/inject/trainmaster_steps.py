@@ -46,11 +46,12 @@ def note_step(optimizer: Any) -> None:
     if not witness.turns.is_looked_at(number):
         return
     rank, world = _digests.rank()
-    if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
+    if witness.written is not None:  # by now it is whole, unless a thread of its own writes it
         _saves.note_save(witness, witness.written, rank)
     if first and not witness.steps:
         witness.write({"k": "versions", "versions": _digests.versions()})
     witness.steps += first
+    witness.looked += 1
     groups = _digests.choose([group["params"] for group in optimizer.param_groups], _TENSORS)
     parameters = [parameter for group in groups for parameter in group]
     weights, each = _digests.digest_groups(groups, _ELEMENTS)
@@ -59,6 +60,7 @@ def note_step(optimizer: Any) -> None:
     line = {
         "k": "step",
         "n": witness.steps,
+        "i": witness.looked,
         "o": number,
         "r": rank,
         "w": world,

@@ -135,6 +135,39 @@ def test_a_scaler_and_averaged_weights_are_in_the_line_of_a_step(parts: SimpleNa
 
 
 @pytest.mark.slow  # it imports torch
+def test_the_scaler_of_each_optimizer_is_in_its_own_line(parts: SimpleNamespace, tmp_path: Path) -> None:
+    """Those of a GAN, and that of a second phase, which were not in their first lines."""
+    torch = pytest.importorskip("torch")
+    kind = type("Scaler", (torch.amp.GradScaler,), {"step": torch.amp.GradScaler.step})
+    parts.witness._watch_scalers(SimpleNamespace(GradScaler=kind))
+    models = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scalers = [kind("cpu", init_scale=scale) for scale in (8.0, 4.0)]
+    hooks = importlib.import_module("torch.optim.optimizer")
+    hook = hooks.register_optimizer_step_pre_hook(parts.steps.on_step)
+
+    def step(number: int, scaler: Any) -> None:
+        scaler.scale(models[number](torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizers[number])
+        scaler.update()
+
+    try:
+        for _ in range(2):  # a GAN
+            step(0, scalers[0])
+            step(1, scalers[1])
+        for _ in range(4):  # a second phase
+            step(1, scalers[0])
+        optimizers[0].step()
+    finally:
+        hook.remove()
+    (one,) = witness_log.read(tmp_path)
+    assert [[scale for scale, _ in part.scales] for part in one.parts] == [
+        [8.0], [4.0], [8.0], [4.0], [8.0], [8.0], [8.0], [8.0], []
+    ]  # fmt: skip
+    assert one.lines[0].scales == ((8.0, 0.0), (4.0, 0.0))
+
+
+@pytest.mark.slow  # it imports torch
 def test_entries_of_a_save_are_digests_of_its_tensors(parts: SimpleNamespace, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     ones, path = torch.ones(4), tmp_path / "a.pt"

@@ -27,8 +27,7 @@ class Witness:
         self.folder = folder
         # By id: modules that have registered a buffer; None: this torch does not tell. A child of a fork has them too.
         self.modules: dict[int, Any] | None = None
-        # Weak references to GradScalers and AveragedModels.
-        self.beside: dict[str, list[Any]] = {"scalers": [], "averages": []}
+        self.averages: list[Any] = []  # weak references to AveragedModels
         self.begin()
 
     def holds(self, path: str) -> bool:

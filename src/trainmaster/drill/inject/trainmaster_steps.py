@@ -79,9 +79,11 @@ def note_step(optimizer: Any) -> None:
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
-    if first and (scales := _beside.read_scales(witness)):
+    scales = _quietly(_beside.read_scales)
+    if scales:
         line["z"] = scales
-    if first and (averages := _beside.read_averages(witness)):
+    averages = _quietly(_beside.read_averages, witness)
+    if averages:
         line["a"] = averages
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()

@@ -16,6 +16,7 @@ from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.core.results import Finding, Overall, Verdict
 from trainmaster.drill import beside, judge, plan, verdict, witness_log
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.record import Struck
 from trainmaster.drill.witness_log import Line
 
 from .test_drill_parts import attempt, lines_of, proof_of
@@ -62,6 +63,21 @@ def test_averaged_weights_are_those_that_were_saved(got: Any, outcome: Verdict, 
     finding = beside.averages(held(resumes(*lines_from(10, averages=got)), averages=((10, "a"),)))
     assert finding is not None and (finding.verdict, words in finding.reason) == (outcome, True), finding.reason
     assert beside.averages(resumes(*lines_from(10))) is None
+
+
+def test_state_beside_the_optimizer_that_a_damaged_checkpoint_lacks_is_missed() -> None:
+    """`nothing of the state was missing` was said although the file of the average was removed."""
+    lost = {"averages": ((0, "anew"),), "scales": ((65536.0, 0.0),), "settings": ({"weight_decay": 0.5},)}
+    right = {"averages": ((10, "a"),), "scales": SCALES, "settings": ({"weight_decay": 0.1},)}
+    words = {"averages": "averaged weights", "scales": "scale of the GradScaler", "settings": "weight_decay is 0.5"}
+    for name, value in lost.items():
+        found = held(resumes(*lines_from(10, **{**right, name: value})), **right)
+        one = Struck(
+            strike=plan.Strike(name="missing", after=0), reached=True, died_at=12, resumes=tuple(found),
+            branch=attempt(), damaged="checkpoints/ema_000010.pt", newest=10, older=1,
+        )  # fmt: skip
+        finding = verdict.damage(one, GROUND)
+        assert finding.verdict is Verdict.FAIL and words[name] in finding.reason, finding.reason
 
 
 def judge_saved(
@@ -130,8 +146,32 @@ def test_a_scaler_and_averaged_weights_are_in_the_line_of_a_step(parts: SimpleNa
         hook.remove()
     (one,) = witness_log.read(tmp_path)
     assert [each.scales for each in one.lines] == [((8.0, 0.0),), ((8.0, 1.0),), ((16.0, 0.0),), ((16.0, 1.0),)]
-    assert [each.averages[0][0] for each in one.lines] == [0, 1, 2, 3]
+    assert [[many for many, _ in each.averages] for each in one.lines] == [[], [1], [2], [3]]
     assert len({each.averages for each in one.lines}) == 4
+
+
+@pytest.mark.slow  # it imports torch
+def test_an_average_is_seen_from_its_first_update_on_with_its_buffers_and_as_it_is_loaded(
+    parts: SimpleNamespace,
+) -> None:
+    """Before, its weights are those that it was made with, and its first update overwrites them."""
+    torch = pytest.importorskip("torch")
+    kind = type("Averaged", (torch.optim.swa_utils.AveragedModel,), {})
+    parts.witness._watch_averages(SimpleNamespace(AveragedModel=kind))
+    read, process = importlib.import_module("trainmaster_beside").read_averages, parts.process.witness
+    model = torch.nn.BatchNorm1d(2)
+    averaged, weights = kind(model, use_buffers=True), kind(model)
+    assert read(process) == []
+    averaged.update_parameters(model)
+    weights.update_parameters(model)
+    first, plain = read(process)
+    averaged.module.running_mean += 1
+    weights.module.running_mean += 1
+    second = read(process)
+    assert (first[0], second[0][0], second[1]) == (1, 1, plain) and second[0] != first
+    loaded = kind.__new__(kind)
+    loaded.__setstate__(dict(averaged.__dict__))
+    assert read(process) == [*second, second[0]], "one that torch.load made"
 
 
 @pytest.mark.slow  # it imports torch

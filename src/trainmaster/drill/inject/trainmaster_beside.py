@@ -34,14 +34,20 @@ def watch_scalers(kind: Any) -> None:
 
 
 def watch_averages(kind: Any) -> None:
-    make = kind.__init__
+    """One that is loaded whole by torch.load is not made by `__init__`."""
+    make, load = kind.__init__, kind.__setstate__
 
     @functools.wraps(make)
     def make_and_note(self: Any, *args: Any, **options: Any) -> None:
         make(self, *args, **options)
         _process.quietly(_note, self)
 
-    kind.__init__ = make_and_note
+    @functools.wraps(load)
+    def load_and_note(self: Any, state: Any) -> None:
+        load(self, state)
+        _process.quietly(_note, self)
+
+    kind.__init__, kind.__setstate__ = make_and_note, load_and_note
 
 
 def _note(one: Any) -> None:
@@ -56,9 +62,14 @@ def read_scales() -> list[list[float]]:
 
 
 def read_averages(witness: Any) -> list[list[Any]]:
-    """Of each AveragedModel how many were averaged, and a digest of the weights."""
-    models = [one for one in (reference() for reference in witness.averages) if one is not None]
-    return [
-        [int(one.n_averaged), _digests.digest(_digests.spread(list(one.parameters()), _TENSORS), _ELEMENTS)]
-        for one in models
-    ]
+    """Of each AveragedModel how many were averaged, and a digest of what is averaged.
+
+    Of one that has averaged none yet, nothing: its first update overwrites what it holds.
+    """
+    found = []
+    for one in [reference() for reference in witness.averages]:
+        many = 0 if one is None else int(one.n_averaged)
+        if many:
+            kept = [*one.parameters(), *(one.module.buffers() if getattr(one, "use_buffers", False) else ())]
+            found.append([many, _digests.digest(_digests.spread(kept, _TENSORS), _ELEMENTS)])
+    return found

@@ -222,6 +222,59 @@ def test_entries_of_a_save_are_digests_of_its_tensors(parts: SimpleNamespace, tm
     assert third["ema"] != first["ema"] and third[""] == first[""]
 
 
+@pytest.mark.slow  # it imports torch
+def test_an_entry_of_very_many_values_is_left_out(parts: SimpleNamespace) -> None:
+    """A list of the samples that were seen took three seconds a save."""
+    torch = pytest.importorskip("torch")
+    look, ones = importlib.import_module("trainmaster_digests").entries, torch.ones(4)
+    many: dict[str, Any] = {
+        "ids": [ones, *range(100_000)],
+        "pairs": [(ones, at) for at in range(30_000)],
+        "counts": {str(at): ones for at in range(100_000)},
+        "model": {str(at): ones for at in range(1_000)},
+    }
+    assert set(look(many)) == {"model"}
+    assert look({str(at): at for at in range(100_000)}) == {}
+
+
+@pytest.mark.slow  # it imports torch
+def test_a_line_is_written_without_what_cannot_be_read(
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Odd:
+        def __len__(self) -> int:
+            raise RuntimeError
+
+        is_enabled = n_averaged = get_scale = __float__ = item = keys = __len__
+
+    read, process = importlib.import_module("trainmaster_beside"), parts.process.witness
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    odd = Odd()
+    monkeypatch.setattr(read, "_stepping", [odd], raising=False)
+    process.averages = [lambda: odd]
+    optimizer.param_groups[0].update(odd=odd, tensor=torch.ones(1, device="meta"))
+    for _ in range(2):
+        parts.steps.on_step(optimizer, (), {})
+    with monkeypatch.context() as patch:  # nothing may be copied while a graph is made
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        parts.steps.on_step(optimizer, (), {})
+    (one,) = witness_log.read(tmp_path)
+    assert len(one.lines) == 2 and one.missed == 0
+    assert (one.lines[0].settings[0]["odd"], one.lines[0].settings[0]["tensor"]) == ("Odd", "Tensor")
+
+
+@pytest.mark.slow  # it imports torch
+def test_hyperparameters_of_every_kind_are_compared(parts: SimpleNamespace) -> None:
+    numpy, settings = pytest.importorskip("numpy"), importlib.import_module("trainmaster_digests").settings
+    pytest.importorskip("torch")
+    assert settings({"a": numpy.float32(0.5), "b": "cosine" * 20, "c": list(range(10)), "d": numpy.ones(2)}) == {
+        "a": 0.5, "b": ("cosine" * 20)[:64], "c": [*range(8), 10], "d": "ndarray",
+    }  # fmt: skip
+
+
 GROUPS = {"groups": ("a", "b"), "states": "x"}
 
 

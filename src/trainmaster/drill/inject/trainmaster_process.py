@@ -48,8 +48,8 @@ class Witness:
         # After a torch.save into memory: the first half of it where it is to be struck, and the file that it went to.
         self.memory: bytes | None = None
         self.written: str | None = None
-        self.began = (0, 0)  # steps, and `looked`, when a save began: training goes on beside one in a thread
-        self.behind = False  # it is written by a thread of its own, while training goes on
+        # Of a save that a thread of its own writes, while training goes on: `steps` and `looked` when it began.
+        self.behind: tuple[int, int] | None = None
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None
         struck = self.strike is not None and any(name.startswith("struck-") for name in os.listdir(self.folder))  # noqa: PTH208

@@ -39,7 +39,7 @@ def note_step(optimizer: Any) -> None:
     import torch
 
     witness = _here()
-    if witness is None or _digests.is_making() or _is_compiling(torch):
+    if witness is None or _digests.is_making() or _is_compiling(torch) or _is_capturing(torch):
         return
     first = witness.turns.take(optimizer)
     number = witness.turns.number(optimizer)
@@ -73,8 +73,10 @@ def note_step(optimizer: Any) -> None:
         "g": _digests.random_states(torch),
         "b": list(witness.batches),
     }
-    settings = [_digests.settings(group) for group in optimizer.param_groups[:64]]
-    if witness.settings.get(number) != settings:  # a line has them where they are others than before
+    settings = _quietly(lambda: [_digests.settings(group) for group in optimizer.param_groups[:64]])
+    if (
+        settings is not None and witness.settings.get(number) != settings
+    ):  # a line has them where they are others than before
         line["h"] = witness.settings[number] = settings
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
@@ -102,6 +104,11 @@ def _is_compiling(torch: Any) -> bool:
     """Whether a graph is being made of this call. torch 2.0 has no word for it."""
     ask = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     return ask is not None and bool(ask())
+
+
+def _is_capturing(torch: Any) -> bool:
+    """Whether a CUDA graph is being made of this step: nothing can be copied off the device then."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def on_buffer(module: Any, _name: str, _buffer: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -41,6 +42,7 @@ def witness(
     begin: int = 0,
     without: str = "",
     empty: str = "",
+    ended: bool = False,
 ) -> Life:
     """What is read of these steps. `+`: a save; `forget`: optimizers that the program drops when another one steps.
 
@@ -66,7 +68,7 @@ def witness(
             })  # fmt: skip
         del optimizer
     (folder / "7.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    (life,) = witness_log.read(folder)
+    (life,) = witness_log.read(folder, ended=ended)
     assert life.missed == 0
     return life
 
@@ -84,11 +86,11 @@ IN_TURN = every(lambda at: "A" if at // 5 % 2 == 0 else "B", 40, 4)
 
 
 def resume(turns: Any, folder: Path, steps: list[str], *, save: int, more: int = 999, **changes: Any) -> Resume:
-    """Of a run of these steps that was killed three steps after its save of this number."""
-    at = [place for place, name in enumerate(steps, 1) if name == "+"][save]
-    seen = witness(turns, folder, steps)
+    """Of a run of these steps that was killed three steps after its save of this number, before the next."""
+    at, following = [place for place, name in enumerate(steps, 1) if name == "+"][save : save + 2]
+    seen = witness(turns, folder, steps, ended=True)
     timeline = Timeline(reference={0: dict(enumerate(seen.lines, 1))}, savers=frozenset({0}))
-    timeline.add("the start", [witness(type(turns)(), folder, steps[: at + 3])])
+    timeline.add("the start", [witness(type(turns)(), folder, steps[: min(at + 3, following - 1)])])
     again = witness(type(turns)(), folder, steps[: at + more], begin=at, **changes)
     (found,) = timeline.add("SIGKILL", [again])
     # Once more, from the next save of the resumed process: its steps are now the run's own.
@@ -114,6 +116,24 @@ def test_a_right_resume_has_the_steps_of_the_run_however_it_begins(
     assert found.base + len(found.lines) == max(found.reference)
     short = resume(type(turns)(), tmp_path, steps, save=save, more=2)  # it was killed in a step of the run
     assert judge.weights([short]).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_right_resume_of_a_program_of_any_rhythm_passes(turns: Any, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)  # noqa: S311 (a test, not a key)
+    rhythm = [
+        (name, dice.choice([1, 2, 3]), dice.choice([1, 1, 2, 5]), dice.choice([0, 0, 3, 7]))
+        for name in "GDE"[: dice.choice([2, 3])]
+    ]
+
+    def cycle(at: int) -> str:
+        return "".join(name * many for name, many, each, late in rhythm if at % each == 0 and at >= late) or "G"
+
+    steps = every(cycle, 40, dice.choice([1, 3, 4, 5]))
+    found = resume(turns, tmp_path, steps, save=dice.randrange(steps.count("+") - 2), more=dice.choice([5, 999]))
+    judged = (judge.weights([found]), judge.optimizer([found]), judge.newest_used([found]))
+    assert [one.verdict for one in judged] == [Verdict.PASS] * 3, (judged, rhythm)
+    assert all(one.weights == found.reference[found.base + at].weights for at, one in enumerate(found.lines, 1))
 
 
 @pytest.mark.parametrize(
@@ -169,6 +189,12 @@ def test_a_save_of_the_second_optimizer_is_after_its_step(turns: Any, tmp_path: 
 def test_a_step_that_the_process_was_killed_in_is_left_out(turns: Any, tmp_path: Path, steps: str, seen: str) -> None:
     life = witness(turns, tmp_path, steps.split())
     assert " ".join(line.weights for line in life.lines) == seen
+
+
+def test_the_last_step_of_a_run_that_ended_is_seen_though_it_is_a_short_one(turns: Any, tmp_path: Path) -> None:
+    steps = every(lambda at: "GD" if at % 2 else "G", 9, 4)
+    life = witness(turns, tmp_path, steps, ended=True)
+    assert [line.weights for line in life.lines][-2:] == ["G8+D4", "G9"]
 
 
 def test_of_many_optimizers_of_one_step_some_are_looked_at(turns: Any, tmp_path: Path) -> None:

@@ -66,9 +66,10 @@ class Life:
     struck: bool = False  # the witness struck here, or held the process for a strike from outside
 
 
-def read(folder: Path) -> tuple[Life, ...]:
-    """Every process of an attempt that came as far as a step, the earliest first."""
-    lives = [life for path in folder.glob("*.jsonl") if (life := _life(int(path.stem), list(_objects(path))))]
+def read(folder: Path, *, ended: bool = False) -> tuple[Life, ...]:
+    """Every process of an attempt that came as far as a step, the earliest first. `ended`: none of them was killed."""
+    paths = list(folder.glob("*.jsonl"))
+    lives = [life for path in paths if (life := _life(int(path.stem), list(_objects(path)), ended=ended))]
     return tuple(sorted(lives, key=lambda life: (life.lines[0].at, life.rank)))
 
 
@@ -118,7 +119,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
+def _life(pid: int, objects: Sequence[dict[str, Any]], *, ended: bool) -> Life | None:
     steps = [(place, item) for place, item in enumerate(objects) if item.get("k") == "step"]
     saves = [(place, item) for place, item in enumerate(objects) if item.get("k") == "save"]
     if not steps:
@@ -140,7 +141,7 @@ def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
             }
     parts = tuple(_line(item, saved[at]) for at, (_, item) in enumerate(steps))
     begun = [*itertools.accumulate([len(group) for group in groups], initial=0)]
-    groups = _whole(groups, saved=max((place for place, _ in saves), default=-1))
+    groups = groups if ended else _whole(groups, saved=max((place for place, _ in saves), default=-1))
     first = steps[0][1]
     return Life(
         pid=pid,

@@ -120,7 +120,7 @@ def test_a_right_resume_has_the_steps_of_the_run_however_it_begins(
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_right_resume_of_a_program_of_any_rhythm_passes(turns: Any, tmp_path: Path, seed: int) -> None:
-    dice = random.Random(seed)  # noqa: S311 (a test, not a key)
+    dice = random.Random(seed)
     rhythm = [
         (name, dice.choice([1, 2, 3]), dice.choice([1, 1, 2, 5]), dice.choice([0, 0, 3, 7]))
         for name in "GDE"[: dice.choice([2, 3])]

@@ -17,6 +17,7 @@ from trainmaster.cli._views import command_proof, drill_report
 from trainmaster.core.results import Finding, Overall, Verdict
 from trainmaster.drill import beside, judge, plan, verdict, witness_log
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.record import Struck
 from trainmaster.drill.witness_log import Line
 
 from .test_drill_parts import attempt, lines_of, proof_of
@@ -104,6 +105,21 @@ def test_what_the_run_was_not_seen_to_hold_is_not_called_right() -> None:
         assert beside_one is not None and (beside_one.verdict, beside_one.reason[:9]) == (Verdict.PASS, "1 resumes")
 
 
+def test_state_beside_the_optimizer_that_a_damaged_checkpoint_lacks_is_missed() -> None:
+    """`nothing of the state was missing` was said although the file of the average was removed."""
+    lost = {"averages": ((0, "anew"),), "scales": ((65536.0, 0.0),), "settings": ({"weight_decay": 0.5},)}
+    right = {"averages": ((10, "a"),), "scales": SCALES, "settings": ({"weight_decay": 0.1},)}
+    words = {"averages": "averaged weights", "scales": "scale of the GradScaler", "settings": "weight_decay is 0.5"}
+    for name, value in lost.items():
+        found = held(resumes(*lines_from(10, **{**right, name: value})), **right)
+        one = Struck(
+            strike=plan.Strike(name="missing", after=0), reached=True, died_at=12, resumes=tuple(found),
+            branch=attempt(), damaged="checkpoints/ema_000010.pt", newest=10, older=1,
+        )  # fmt: skip
+        finding = verdict.damage(one, GROUND)
+        assert finding.verdict is Verdict.FAIL and words[name] in finding.reason, finding.reason
+
+
 def judge_saved(
     *entries: tuple[str, str], alike: set[str], there: tuple[tuple[str, str], ...] = (("ema", "e"), ("model", "m"))
 ) -> Finding | None:
@@ -170,8 +186,65 @@ def test_a_scaler_and_averaged_weights_are_in_the_line_of_a_step(parts: SimpleNa
         hook.remove()
     (one,) = witness_log.read(tmp_path)
     assert [each.scales for each in one.lines] == [((8.0, 0.0),), ((8.0, 1.0),), ((16.0, 0.0),), ((16.0, 1.0),)]
-    assert [each.averages[0][0] for each in one.lines] == [0, 1, 2, 3]
+    assert [[many for many, _ in each.averages] for each in one.lines] == [[], [1], [2], [3]]
     assert len({each.averages for each in one.lines}) == 4
+
+
+@pytest.mark.slow  # it imports torch
+def test_an_average_is_seen_from_its_first_update_on_with_its_buffers_and_as_it_is_loaded(
+    parts: SimpleNamespace,
+) -> None:
+    """Before, its weights are those that it was made with, and its first update overwrites them."""
+    torch = pytest.importorskip("torch")
+    kind = type("Averaged", (torch.optim.swa_utils.AveragedModel,), {})
+    parts.witness._watch_averages(SimpleNamespace(AveragedModel=kind))
+    read, process = importlib.import_module("trainmaster_beside").read_averages, parts.process.witness
+    model = torch.nn.BatchNorm1d(2)
+    averaged, weights = kind(model, use_buffers=True), kind(model)
+    assert read(process) == []
+    averaged.update_parameters(model)
+    weights.update_parameters(model)
+    first, plain = read(process)
+    averaged.module.running_mean += 1
+    weights.module.running_mean += 1
+    second = read(process)
+    assert (first[0], second[0][0], second[1]) == (1, 1, plain) and second[0] != first
+    loaded = kind.__new__(kind)
+    loaded.__setstate__(dict(averaged.__dict__))
+    assert read(process) == [*second, second[0]], "one that torch.load made"
+
+
+@pytest.mark.slow  # it imports torch
+def test_the_scaler_of_each_optimizer_is_in_its_own_line(parts: SimpleNamespace, tmp_path: Path) -> None:
+    """Those of a GAN, and that of a second phase, which were not in their first lines."""
+    torch = pytest.importorskip("torch")
+    kind = type("Scaler", (torch.amp.GradScaler,), {"step": torch.amp.GradScaler.step})
+    parts.witness._watch_scalers(SimpleNamespace(GradScaler=kind))
+    models = [torch.nn.Linear(2, 2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scalers = [kind("cpu", init_scale=scale) for scale in (8.0, 4.0)]
+    hooks = importlib.import_module("torch.optim.optimizer")
+    hook = hooks.register_optimizer_step_pre_hook(parts.steps.on_step)
+
+    def step(number: int, scaler: Any) -> None:
+        scaler.scale(models[number](torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizers[number])
+        scaler.update()
+
+    try:
+        for _ in range(2):  # a GAN
+            step(0, scalers[0])
+            step(1, scalers[1])
+        for _ in range(4):  # a second phase
+            step(1, scalers[0])
+        optimizers[0].step()
+    finally:
+        hook.remove()
+    (one,) = witness_log.read(tmp_path)
+    assert [[scale for scale, _ in part.scales] for part in one.parts] == [
+        [8.0], [4.0], [8.0], [4.0], [8.0], [8.0], [8.0], [8.0], []
+    ]  # fmt: skip
+    assert one.lines[0].scales == ((8.0, 0.0), (4.0, 0.0))
 
 
 @pytest.mark.slow  # it imports torch
@@ -187,6 +260,59 @@ def test_entries_of_a_save_are_digests_of_its_tensors(parts: SimpleNamespace, tm
     first, second, third = (each["entries"] for each in lines if each["k"] == "content")
     assert first == second and set(first) == {"ema", ""}
     assert third["ema"] != first["ema"] and third[""] == first[""]
+
+
+@pytest.mark.slow  # it imports torch
+def test_an_entry_of_very_many_values_is_left_out(parts: SimpleNamespace) -> None:
+    """A list of the samples that were seen took three seconds a save."""
+    torch = pytest.importorskip("torch")
+    look, ones = importlib.import_module("trainmaster_digests").entries, torch.ones(4)
+    many: dict[str, Any] = {
+        "ids": [ones, *range(100_000)],
+        "pairs": [(ones, at) for at in range(30_000)],
+        "counts": {str(at): ones for at in range(100_000)},
+        "model": {str(at): ones for at in range(1_000)},
+    }
+    assert set(look(many)) == {"model"}
+    assert look({str(at): at for at in range(100_000)}) == {}
+
+
+@pytest.mark.slow  # it imports torch
+def test_a_line_is_written_without_what_cannot_be_read(
+    parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Odd:
+        def __len__(self) -> int:
+            raise RuntimeError
+
+        is_enabled = n_averaged = get_scale = __float__ = item = keys = __len__
+
+    read, process = importlib.import_module("trainmaster_beside"), parts.process.witness
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    odd = Odd()
+    monkeypatch.setattr(read, "_stepping", [odd], raising=False)
+    process.averages = [lambda: odd]
+    optimizer.param_groups[0].update(odd=odd, tensor=torch.ones(1, device="meta"))
+    for _ in range(2):
+        parts.steps.on_step(optimizer, (), {})
+    with monkeypatch.context() as patch:  # nothing may be copied while a graph is made
+        patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        parts.steps.on_step(optimizer, (), {})
+    (one,) = witness_log.read(tmp_path)
+    assert len(one.lines) == 2 and one.missed == 0
+    assert (one.lines[0].settings[0]["odd"], one.lines[0].settings[0]["tensor"]) == ("Odd", "Tensor")
+
+
+@pytest.mark.slow  # it imports torch
+def test_hyperparameters_of_every_kind_are_compared(parts: SimpleNamespace) -> None:
+    numpy, settings = pytest.importorskip("numpy"), importlib.import_module("trainmaster_digests").settings
+    pytest.importorskip("torch")
+    assert settings({"a": numpy.float32(0.5), "b": "cosine" * 20, "c": list(range(10)), "d": numpy.ones(2)}) == {
+        "a": 0.5, "b": ("cosine" * 20)[:64], "c": [*range(8), 10], "d": "ndarray",
+    }  # fmt: skip
 
 
 GROUPS = {"groups": ("a", "b"), "states": "x"}

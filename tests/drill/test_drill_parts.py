@@ -120,7 +120,7 @@ def test_lines_are_read_past_a_torn_one_and_optimizers_are_joined(tmp_path: Path
         }  # fmt: skip
 
     items = [item(1, 0, "empty"), item(1, 1, "empty"), item(2, 0, "s"), item(2, 1, "t"), item(3, 0, "s")]
-    text = "\n".join(json.dumps(one) for one in [*items, {"k": "save", "n": 2, "r": 3, "t": 9, "path": "/p"}])
+    text = "\n".join(json.dumps(one) for one in [*items, {"k": "save", "n": 2, "i": 4, "r": 3, "t": 9, "path": "/p"}])
     (tmp_path / "77.jsonl").write_text(text + '\n{"k": "st')
     (one,) = witness_log.read(tmp_path)
     assert (one.pid, one.rank, one.world) == (77, 3, 4)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.drill import losses, plan, verdict, witness_log
-from trainmaster.drill.lives import Timeline
+from trainmaster.drill import judge, losses, plan, verdict, witness_log
+from trainmaster.drill.lives import Resume, Timeline
 from trainmaster.drill.witness_log import Life
 
 from .test_drill_parts import SHAPE, attempt, lines_of, proof_of
@@ -32,11 +33,25 @@ class Optimizer:
     """As one of torch: it can be referred to weakly."""
 
 
-def witness(turns: Any, folder: Path, steps: Sequence[str], *, forget: Sequence[str] = ()) -> Life:
-    """What is read of these steps. `+`: a save; `forget`: optimizers that the program drops when another one steps."""
+def witness(
+    turns: Any,
+    folder: Path,
+    steps: Sequence[str],
+    *,
+    forget: Sequence[str] = (),
+    begin: int = 0,
+    without: str = "",
+    empty: str = "",
+    ended: bool = False,
+) -> Life:
+    """What is read of these steps. `+`: a save; `forget`: optimizers that the program drops when another one steps.
+
+    `begin`: the steps before were done by another process; `without`, `empty`: optimizers whose weights, and whose
+    state, are not theirs.
+    """
     live: dict[str, Optimizer] = {}
-    lines, number, done = [], 0, dict.fromkeys(steps, 0)
-    for name in steps:
+    lines, number, done = [], 0, {name: list(steps[:begin]).count(name) for name in steps}
+    for name in steps[begin:]:
         if name == "+":
             lines.append({"k": "save", "n": number, "t": 1.0, "path": "/p", "r": 0})
             continue
@@ -48,13 +63,99 @@ def witness(turns: Any, folder: Path, steps: Sequence[str], *, forget: Sequence[
         if turns.is_looked_at(turns.number(optimizer)):
             lines.append({
                 "k": "step", "n": number, "o": turns.number(optimizer), "r": 0, "w": 1, "t": 1.0, "lr": [0.1],
-                "p": f"{name}{done[name]}", "s": "empty", "g": {}, "b": [],
+                "p": f"{name}{done[name]}" + "x" * (name in without), "g": {}, "b": [],
+                "s": "empty" if name in empty else f"s{name}{done[name]}",
             })  # fmt: skip
         del optimizer
     (folder / "7.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    (life,) = witness_log.read(folder)
+    (life,) = witness_log.read(folder, ended=ended)
     assert life.missed == 0
     return life
+
+
+def every(cycle: Callable[[int], str], many: int, save: int) -> list[str]:
+    """Steps of so many cycles, saved after every `save`th."""
+    return [name for at in range(many) for name in (*cycle(at), *"+" * ((at + 1) % save == 0))]
+
+
+VPG = every(lambda _: "P" + "V" * 80, 8, 1)
+CRITIC = every(lambda at: "G" + "DD" * (at >= 5), 40, 5)
+BEFORE = every(lambda at: "X" * 10 * (at > 0 and at % 20 == 0) + "M", 100, 20)
+HEAD = every(lambda at: "A" if at < 21 else "B", 40, 4)
+IN_TURN = every(lambda at: "A" if at // 5 % 2 == 0 else "B", 40, 4)
+
+
+def resume(turns: Any, folder: Path, steps: list[str], *, save: int, more: int = 999, **changes: Any) -> Resume:
+    """Of a run of these steps that was killed three steps after its save of this number, before the next."""
+    at, following = [place for place, name in enumerate(steps, 1) if name == "+"][save : save + 2]
+    seen = witness(turns, folder, steps, ended=True)
+    timeline = Timeline(reference={0: dict(enumerate(seen.lines, 1))}, savers=frozenset({0}))
+    timeline.add("the start", [witness(type(turns)(), folder, steps[: min(at + 3, following - 1)])])
+    again = witness(type(turns)(), folder, steps[: at + more], begin=at, **changes)
+    (found,) = timeline.add("SIGKILL", [again])
+    # Once more, from the next save of the resumed process: its steps are now the run's own.
+    later = [place for place, name in enumerate(steps, 1) if name == "+" and at < place < min(at + more, len(steps))]
+    if later and not changes:
+        (second,) = timeline.add("SIGKILL", [witness(type(turns)(), folder, steps, begin=later[-1])])
+        assert judge.weights([second]).verdict is Verdict.PASS
+        assert second.start is not None and second.start > found.base
+    return found
+
+
+@pytest.mark.parametrize("save", [0, 2, 3])
+@pytest.mark.parametrize("steps", [VPG, CRITIC[:75], CRITIC, BEFORE, HEAD, IN_TURN])
+def test_a_right_resume_has_the_steps_of_the_run_however_it_begins(
+    turns: Any, tmp_path: Path, steps: list[str], save: int
+) -> None:
+    """Which optimizer's steps count was seen from the first step of the process on."""
+    found = resume(turns, tmp_path, steps, save=save)
+    judged = (judge.weights([found]), judge.optimizer([found]), judge.newest_used([found]))
+    assert [one.verdict for one in judged] == [Verdict.PASS] * 3, judged
+    for number, one in enumerate(found.lines, 1):
+        assert one.weights == found.reference[found.base + number].weights
+    assert found.base + len(found.lines) == max(found.reference)
+    short = resume(type(turns)(), tmp_path, steps, save=save, more=2)  # it was killed in a step of the run
+    assert judge.weights([short]).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_right_resume_of_a_program_of_any_rhythm_passes(turns: Any, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    rhythm = [
+        (name, dice.choice([1, 2, 3]), dice.choice([1, 1, 2, 5]), dice.choice([0, 0, 3, 7]))
+        for name in "GDE"[: dice.choice([2, 3])]
+    ]
+
+    def cycle(at: int) -> str:
+        return "".join(name * many for name, many, each, late in rhythm if at % each == 0 and at >= late) or "G"
+
+    steps = every(cycle, 40, dice.choice([1, 3, 4, 5]))
+    found = resume(turns, tmp_path, steps, save=dice.randrange(steps.count("+") - 2), more=dice.choice([5, 999]))
+    judged = (judge.weights([found]), judge.optimizer([found]), judge.newest_used([found]))
+    assert [one.verdict for one in judged] == [Verdict.PASS] * 3, (judged, rhythm)
+    assert all(one.weights == found.reference[found.base + at].weights for at, one in enumerate(found.lines, 1))
+
+
+@pytest.mark.parametrize(
+    ("steps", "changes"),
+    [
+        (VPG, {"without": "P"}),
+        (VPG, {"without": "V"}),
+        (VPG, {"without": "PV"}),
+        (CRITIC, {"without": "D"}),
+        (CRITIC, {"without": "G"}),
+        (HEAD, {"without": "AB"}),
+    ],
+)
+def test_weights_of_one_of_several_optimizers_that_are_not_loaded_fail(
+    turns: Any, tmp_path: Path, steps: list[str], changes: Any
+) -> None:
+    found = resume(turns, tmp_path, steps, save=4, **changes)
+    wrong = [at for at, one in enumerate(found.lines, 1) if one.weights != found.reference[found.base + at].weights]
+    assert (judge.weights([found]).verdict is Verdict.FAIL) == (1 in wrong) and min(wrong) <= 2
+    empty = resume(type(turns)(), tmp_path, steps, save=4, empty=changes["without"])
+    assert found.newest == empty.newest == empty.start
+    assert judge.optimizer([empty]).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -89,6 +190,12 @@ def test_a_save_of_the_second_optimizer_is_after_its_step(turns: Any, tmp_path: 
 def test_a_step_that_the_process_was_killed_in_is_left_out(turns: Any, tmp_path: Path, steps: str, seen: str) -> None:
     life = witness(turns, tmp_path, steps.split())
     assert " ".join(line.weights for line in life.lines) == seen
+
+
+def test_the_last_step_of_a_run_that_ended_is_seen_though_it_is_a_short_one(turns: Any, tmp_path: Path) -> None:
+    steps = every(lambda at: "GD" if at % 2 else "G", 9, 4)
+    life = witness(turns, tmp_path, steps, ended=True)
+    assert [line.weights for line in life.lines][-2:] == ["G8+D4", "G9"]
 
 
 def test_of_many_optimizers_of_one_step_some_are_looked_at(turns: Any, tmp_path: Path) -> None:

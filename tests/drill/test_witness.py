@@ -82,6 +82,28 @@ def test_a_save_in_a_thread_is_of_the_step_at_which_it_began(parts: SimpleNamesp
     assert (line["k"], line["n"], line["behind"]) == ("save", 10, True)
 
 
+def test_saves_of_two_threads_are_each_of_the_step_at_which_they_began(parts: SimpleNamespace, tmp_path: Path) -> None:
+    """The second one began while the first was written, and gave it its own step."""
+    witness = parts.process.witness
+
+    def save(number: int, inner: int | None) -> None:
+        def write(*_: object) -> None:
+            if inner:
+                other = threading.Thread(target=save, args=(inner, None))
+                other.start()
+                other.join()
+                witness.steps = inner + 1
+
+        witness.steps = number
+        parts.saves.call_save(write, tmp_path / "model.pt", {})
+
+    thread = threading.Thread(target=save, args=(10, 13))
+    thread.start()
+    thread.join()
+    lines = [json.loads(raw) for raw in (tmp_path / f"{os.getpid()}.jsonl").read_text().splitlines()]
+    assert [line["n"] for line in lines] == [13, 10]
+
+
 @pytest.mark.parametrize("temporary", [False, True])
 def test_a_kill_while_memory_is_written_leaves_half_of_it(
     parts: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: bool

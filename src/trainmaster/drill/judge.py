@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
+from trainmaster.drill.cuts import parts_of
 from trainmaster.drill.ground import SEE_STRIKES, Ground, enough, equal, pairs_after, placed
 from trainmaster.drill.judge_data import lost_in_the_middle
 from trainmaster.drill.lives import JUST_S, Resume
@@ -108,17 +109,31 @@ def optimizer(resumes: Sequence[Resume]) -> Finding:
     judged = placed(resumes)
     for resume in judged:
         held, got = resume.held(resume.base + 1), resume.lines[0]
-        if held is not None and held.state != got.state:
-            what = "is empty" if got.state is None else "is another one"
+        wrong = [(1, got.state)] if held is not None and held.state != got.state else _later_optimizers(resume)
+        for number, state in wrong:
+            what = "is empty" if state is None else "is another one"
             return fail(
-                f"after {resume.strike} the state of rank {resume.rank}'s optimizer {what} at step {resume.base + 1}: "
-                "momentum begins anew",
+                f"after {resume.strike} the state of rank {resume.rank}'s optimizer {what} at step "
+                f"{resume.base + number}: momentum begins anew",
                 action="the optimizer's state is not saved or not loaded: save optimizer.state_dict() and call "
                 "optimizer.load_state_dict(...)",
             )
     if judged and all(resume.lines[0].state is None for resume in judged):
         return skip("this optimizer keeps no state", proof="no state at any step, of the undisturbed run either")
     return enough(judged, "optimizer states bit-equal to those that were saved")
+
+
+def _later_optimizers(resume: Resume) -> list[tuple[int, str | None]]:
+    """Of optimizers that step first in a later step than the first: those whose state, beside the same weights, is
+    another one. What others did before moves no state of theirs."""
+    seen, wrong = {part.optimizer for part in parts_of(resume.lines[0])}, []
+    for number, line in enumerate(resume.lines[1:], 2):
+        held = resume.held(resume.base + number)
+        for part, other in zip(parts_of(line), parts_of(held) if held else (), strict=False):
+            if part.optimizer not in seen and part.weights == other.weights and part.state != other.state:
+                wrong.append((number, part.state))
+        seen |= {part.optimizer for part in parts_of(line)}
+    return wrong
 
 
 def buffers(resumes: Sequence[Resume], ground: Ground) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainmaster.drill import cuts
 from trainmaster.drill.witness_log import Life, Line
 
 BY_FILES = -1  # in place of a rank: saves that only the times of their files tell
@@ -31,6 +32,7 @@ class Resume:
     reference: Mapping[int, Line]  # by step: what the undisturbed run did
     clean: bool  # up to here the run was the undisturbed run, bit for bit
     unsure: int | None = None  # step of a newer save that ended so shortly before that it may not have been whole
+    before: int = 0  # steps of optimizers in its first step that the run had done before
 
     @property
     def base(self) -> int:
@@ -66,6 +68,7 @@ class Timeline:
     behind: set[int] = field(default_factory=set)  # of these, steps of saves in the background
     done: int = 0
     clean: bool = True
+    taken: tuple[Life, ...] = ()  # those of the attempt that was taken in last, with the steps that they are of
     _seen: bool = False
     _last: float = 0.0  # when the run last did something
 
@@ -84,8 +87,12 @@ class Timeline:
         its log begins after; `files`: when checkpoints were written.
         """
         resumes: list[Resume] = []
-        for group in _generations(lives):
-            found = [_without_half(self._resume(strike, life, printed)) for life in group]
+        self.taken = ()
+        for together in _generations(lives):
+            pairs = [self._resume(strike, life, printed) for life in together]
+            found = [_without_half(resume) for resume, _ in pairs]
+            group = [life for _, life in pairs]
+            self.taken += tuple(group)
             whole = [replace(life, lines=resume.lines) for life, resume in zip(group, found, strict=True)]
             if self._seen:
                 resumes += found
@@ -130,11 +137,15 @@ class Timeline:
             _last=self._last,
         )
 
-    def _resume(self, strike: str, life: Life, printed: int | None) -> Resume:
+    def _resume(self, strike: str, life: Life, printed: int | None) -> tuple[Resume, Life]:
         own, reference = self.history.get(life.rank, {}), self.reference.get(life.rank, {})
-        start = find_start(life.lines[0], own, reference) if self._seen else 0
-        start = printed if start is None else start
-        return Resume(
+        start: int | None = 0
+        if cut := cuts.cut(life, own, reference, resumed=self._seen):
+            life, start, own, reference = cut.life, cut.start, dict(cut.own), cut.reference
+        elif self._seen:
+            start = find_start(life.lines[0], own, reference)
+            start = printed if start is None else start
+        resume = Resume(
             strike=strike,
             rank=life.rank,
             done=self.done,
@@ -145,7 +156,9 @@ class Timeline:
             reference=reference,
             clean=self.clean,
             unsure=self.step_of(self.unsure(), start),
+            before=cut.before if cut else 0,
         )
+        return resume, life
 
     def _follow(self, group: Sequence[Life], found: Sequence[Resume], files: Sequence[float]) -> None:
         # Where ranks do not agree, the step that the run counts from is that of the one that loaded something.
@@ -157,7 +170,11 @@ class Timeline:
         self.behind &= set(self.saves)
         for life, resume in zip(group, found, strict=True):
             lines = {base + number: line for number, line in enumerate(life.lines, 1)}
-            self.history[life.rank] = {step: line for step, line in resume.own.items() if step <= base} | lines
+            held = self.history.get(life.rank, {}).get(base + 1) or self.reference.get(life.rank, {}).get(base + 1)
+            history = {base + 1: cuts.stitch(lines[base + 1], held, resume.before)}
+            self.history[life.rank] = (
+                {step: line for step, line in resume.own.items() if step <= base} | lines | history
+            )
             wanted = {step: resume.reference[step] for step in lines if step in resume.reference}
             self.clean = self.clean and all(lines[step].weights == line.weights for step, line in wanted.items())
             for save in life.saves:

@@ -166,7 +166,7 @@ class CommandDrill:
         resumes = timeline.add(
             before, done.lives, then=then, printed=printed, files=self._starts.written(done, "struck")
         )
-        self._attempts.append(replace(done, before=before))
+        self._attempts.append(replace(done, before=before, lives=timeline.taken))
         self._starts.struck_since = self._attempts[0].begun
         self._resumes += resumes
         if self._unanswered is not None:

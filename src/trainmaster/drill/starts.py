@@ -97,7 +97,7 @@ class Starts:
         done = Attempt(
             label=label,
             folder=str(folder),
-            lives=witness_log.read(witness),
+            lives=witness_log.read(witness, ended=strike is None and not outside.hung),
             losses=losses,
             repeated=repeated,
             codes=engine.exit_codes(record),

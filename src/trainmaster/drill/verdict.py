@@ -255,8 +255,15 @@ def _is_unneeded(one: Struck, ground: Ground) -> bool:
 
 
 def _wrong_state(one: Struck, ground: Ground) -> list[str]:
-    findings = (judge.weights(one.resumes), judge.optimizer(one.resumes), judge.random_state(one.resumes, ground))
-    return [finding.reason for finding in findings if finding.verdict is Verdict.FAIL]
+    findings = (
+        judge.weights(one.resumes),
+        judge.optimizer(one.resumes),
+        beside.hyperparameters(one.resumes, ground),
+        beside.scaler(one.resumes, ground),
+        beside.averages(one.resumes),
+        judge.random_state(one.resumes, ground),
+    )
+    return [finding.reason for finding in findings if finding is not None and finding.verdict is Verdict.FAIL]
 
 
 _APART = error("not judged: ranks went on from different states", action="mend first what the finding on ranks tells")

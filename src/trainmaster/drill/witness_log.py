@@ -6,7 +6,7 @@ import bisect
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Line:
     scales: tuple[tuple[float, float], ...] = ()  # of each GradScaler: scale, steps since an infinite gradient
     averages: tuple[tuple[int, str], ...] = ()  # of each AveragedModel: how many were averaged, digest of the weights
     saved: frozenset[tuple[str, str]] = frozenset()  # (entry, digest) of what was saved after it, before the next one
+    optimizer: int = 0  # in the order in which they first stepped in this process
+    parts: tuple[Line, ...] = ()  # where several optimizers stepped in it: a line for each time that one did
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Save:
     at: float
     path: str
     behind: bool = False  # in a thread of its own, while training went on
+    parts: int = field(default=0, compare=False)  # steps of all optimizers that were done before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +61,15 @@ class Life:
     world: int
     lines: tuple[Line, ...]
     saves: tuple[Save, ...] = ()
+    parts: tuple[Line, ...] = ()  # a line for each step of each optimizer, of which `lines` are made
     missed: int = 0  # steps without a line: an error kept the witness from writing it
     struck: bool = False  # the witness struck here, or held the process for a strike from outside
 
 
-def read(folder: Path) -> tuple[Life, ...]:
-    """Every process of an attempt that came as far as a step, the earliest first."""
-    lives = [life for path in folder.glob("*.jsonl") if (life := _life(int(path.stem), list(_objects(path))))]
+def read(folder: Path, *, ended: bool = False) -> tuple[Life, ...]:
+    """Every process of an attempt that came as far as a step, the earliest first. `ended`: none of them was killed."""
+    paths = list(folder.glob("*.jsonl"))
+    lives = [life for path in paths if (life := _life(int(path.stem), list(_objects(path)), ended=ended))]
     return tuple(sorted(lives, key=lambda life: (life.lines[0].at, life.rank)))
 
 
@@ -114,7 +119,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
                 yield value
 
 
-def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
+def _life(pid: int, objects: Sequence[dict[str, Any]], *, ended: bool) -> Life | None:
     steps = [(place, item) for place, item in enumerate(objects) if item.get("k") == "step"]
     saves = [(place, item) for place, item in enumerate(objects) if item.get("k") == "save"]
     if not steps:
@@ -123,37 +128,66 @@ def _life(pid: int, objects: Sequence[dict[str, Any]]) -> Life | None:
     for _, item in steps:
         item["h"] = told[item.get("o")] = item.get("h", told.get(item.get("o"), []))
     groups = _group(steps)
-    begun = [group[0][0] for group in groups]
-
-    def late(place: int) -> int:
-        """Steps before a save that only turned out to be steps of the run after it."""
-        return bisect.bisect(begun, place) - max((int(item["n"]) for at, item in steps if at < place), default=0)
-
-    missed = max(int(item["n"]) for _, item in steps) - len(groups)
-    saved: dict[int, set[tuple[str, str]]] = {at: set() for at in range(-1, len(groups))}
+    places = [place for place, _ in steps]
+    missed = max(
+        max(int(item["n"]) for _, item in steps) - len(groups),
+        max(int(item.get("i", 0)) for _, item in steps) - len(steps),
+    )
+    saved: dict[int, set[tuple[str, str]]] = {at: set() for at in range(-1, len(steps))}
     for place, item in enumerate(objects):
         if item.get("k") == "content":
-            saved[bisect.bisect(begun, place) - 1] |= {
+            saved[bisect.bisect(places, place) - 1] |= {
                 (str(name), str(value)) for name, value in item["entries"].items()
             }
-    groups = _whole(groups, saved=max((place for place, _ in saves), default=-1))
+    parts = tuple(_line(item, saved[at]) for at, (_, item) in enumerate(steps))
+    begun = [*itertools.accumulate([len(group) for group in groups], initial=0)]
+    groups = groups if ended else _whole(groups, saved=max((place for place, _ in saves), default=-1))
     first = steps[0][1]
     return Life(
         pid=pid,
         rank=int(first["r"]),
         world=int(first["w"]),
-        lines=tuple(_line([item for _, item in group], saved[at]) for at, group in enumerate(groups)),
+        lines=tuple(join(parts[begun[at] : begun[at + 1]]) for at in range(len(groups))),
         saves=tuple(
             Save(
-                after=int(item["n"]) + max(0, late(place)),
+                after=bisect.bisect(begun, done) - 1,
                 at=float(item["t"]),
                 path=str(item["path"]),
                 behind=bool(item.get("behind")),
+                parts=done,
             )
             for place, item in saves
+            for done in [int(item.get("i", bisect.bisect(places, place)))]
         ),
+        parts=parts,
         missed=missed,
         struck=any(item.get("k") == "struck" for item in objects),
+    )
+
+
+def join(parts: Sequence[Line]) -> Line:
+    """One step of the run, made of steps of optimizers."""
+    if len(parts) == 1:
+        return parts[0]
+    states = [part.state for part in parts]
+    return Line(
+        at=parts[0].at,
+        rates=tuple(rate for part in parts for rate in part.rates),
+        weights="+".join(part.weights for part in parts),
+        state=None if set(states) == {None} else "+".join(state or _NOTHING for state in states),
+        random=parts[-1].random,
+        batches=tuple(batch for part in parts for batch in part.batches),
+        places=tuple(place for part in parts for place in part.places),
+        buffers=None if parts[0].buffers is None else "+".join(part.buffers for part in parts if part.buffers),
+        samples=tuple(one for part in parts for one in part.samples),
+        ids="+".join(part.ids for part in parts if part.ids) or None,
+        groups=tuple(digest for part in parts for digest in part.groups),
+        states="+".join(part.states for part in parts),
+        settings=tuple(settings for part in parts for settings in part.settings),
+        scales=tuple(scale for part in parts for scale in part.scales),
+        averages=parts[0].averages,
+        saved=frozenset(entry for part in parts for entry in part.saved),
+        parts=tuple(parts),
     )
 
 
@@ -192,23 +226,23 @@ def _whole(groups: list[list[_Placed]], *, saved: int) -> list[list[_Placed]]:
     return groups[:-1] if cut else groups
 
 
-def _line(group: Sequence[dict[str, Any]], saved: Iterable[tuple[str, str]]) -> Line:
-    states = [str(item["s"]) for item in group]
+def _line(item: dict[str, Any], saved: Iterable[tuple[str, str]]) -> Line:
     return Line(
-        at=float(group[0]["t"]),
-        rates=tuple(float(rate) for item in group for rate in item["lr"]),
-        weights="+".join(str(item["p"]) for item in group),
-        state=None if set(states) == {_NOTHING} else "+".join(states),
-        random=group[-1]["g"],
-        batches=tuple((str(source), str(digest)) for item in group for source, digest, *_ in item["b"]),
-        places=tuple(int(batch[2]) if len(batch) > 2 else 0 for item in group for batch in item["b"]),
-        buffers="+".join(filter(None, (str(item["u"]) for item in group))) if "u" in group[0] else None,
-        samples=tuple(str(one) for item in group for one in item.get("samples", ())),
-        ids="+".join(str(item["ids"]) for item in group if "ids" in item) or None,
-        groups=tuple(str(digest) for item in group for digest in item.get("q", ())),
-        states="+".join(str(item.get("x", "")) for item in group),
-        settings=tuple(settings for item in group for settings in item.get("h", ())),
-        scales=tuple((float(scale), float(since)) for scale, since in group[0].get("z", ())),
-        averages=tuple((int(many), str(digest)) for many, digest in group[0].get("a", ())),
+        at=float(item["t"]),
+        rates=tuple(float(rate) for rate in item["lr"]),
+        weights=str(item["p"]),
+        state=None if item["s"] == _NOTHING else str(item["s"]),
+        random=item["g"],
+        batches=tuple((str(source), str(digest)) for source, digest, *_ in item["b"]),
+        places=tuple(int(batch[2]) if len(batch) > 2 else 0 for batch in item["b"]),
+        buffers=str(item["u"]) if "u" in item else None,
+        samples=tuple(str(one) for one in item.get("samples", ())),
+        ids=str(item["ids"]) if "ids" in item else None,
+        groups=tuple(str(digest) for digest in item.get("q", ())),
+        states=str(item.get("x", "")),
+        settings=tuple(item.get("h", ())),
+        scales=tuple((float(scale), float(since)) for scale, since in item.get("z", ())),
+        averages=tuple((int(many), str(digest)) for many, digest in item.get("a", ())),
         saved=frozenset(saved),
+        optimizer=int(item.get("o", 0)),
     )

@@ -21,6 +21,8 @@ _NAMED = (
 )  # fmt: skip
 # Its rates, and how a step is computed, which moves nothing.
 _NOT_SETTINGS = frozenset({"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"})
+_TEXT, _LIST = 64, 8  # characters and values of a hyperparameter
+_MOST_NODES, _NODES_IN_ALL = 20_000, 100_000  # values of one entry of a checkpoint that are looked at, and of all
 _making: list[bool] = []  # one for each call under way
 
 
@@ -74,26 +76,45 @@ def flatten(data: Any, leaves: list[Any], depth: int) -> None:
 def entries(content: Any) -> dict[str, str]:
     """Digests of the entries of a checkpoint that hold tensors of real numbers: no counters and no random states.
 
-    Tensors that stand in it by themselves, as in a state_dict, are one entry without a name.
+    Tensors that stand in it by themselves, as in a state_dict, are one entry without a name. An entry of very many
+    values, as a list of the samples that were seen, is left out: looking at them would take longer than the save.
     """
     import torch
 
-    def tensors(data: Any, depth: int) -> list[Any]:
+    left = [0]
+
+    def tensors(data: Any, depth: int) -> list[Any] | None:
         if isinstance(data, torch.Tensor):
+            left[0] -= 1
             return [data] if data.is_floating_point() and data.numel() > 1 else []
+        many = len(data) if isinstance(data, (dict, list, tuple)) else 0
+        left[0] -= 1 + (many if many > left[0] else 0)
+        if left[0] <= 0:
+            return None
+        if depth > 6 or not many:
+            return []
         if isinstance(data, dict):
             data = [data[key] for key in sorted(data, key=str)]
-        if depth > 6 or not isinstance(data, (list, tuple)):
-            return []
-        return [tensor for one in data for tensor in tensors(one, depth + 1)]
+        found: list[Any] = []
+        for one in data:
+            some = tensors(one, depth + 1)
+            if some is None:
+                return None
+            found += some
+        return found
 
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or len(content) > _MOST_NODES:
         return {}
     found: dict[str, list[Any]] = {}
+    in_all = _NODES_IN_ALL
     for key in sorted(content, key=str):
         alone = isinstance(content[key], torch.Tensor)
-        found.setdefault("" if alone else str(key)[:64], []).extend(tensors(content[key], 0))
-    return {name: digest(spread(some, 64), 8) for name, some in list(found.items())[:64] if some}
+        left[0] = most = min(_MOST_NODES, in_all)
+        some = tensors(content[key], 0)
+        in_all -= most - max(0, left[0])
+        if some:
+            found.setdefault("" if alone else str(key)[:64], []).extend(some)
+    return {name: digest(spread(some, 64), 8) for name, some in list(found.items())[:64]}
 
 
 def digest(values: list[Any], elements: int, more: bytes = b"") -> str:
@@ -144,16 +165,22 @@ def digest_states(states: list[list[Any]], elements: int) -> tuple[str, str]:
 
 def settings(group: dict[str, Any]) -> dict[str, Any]:
     """Hyperparameters of a parameter group but its learning rate, which has a place of its own."""
-    import torch
+    return {str(name): _plain(group[name]) for name in list(group)[:48] if name not in _NOT_SETTINGS}
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            return float(value)
-        if isinstance(value, (list, tuple)) and len(value) <= 8:
-            return [plain(one) for one in value]
-        return value if isinstance(value, (int, float, type(None))) else type(value).__name__
 
-    return {str(name): plain(group[name]) for name in list(group)[:48] if name not in _NOT_SETTINGS}
+def _plain(value: Any) -> Any:
+    """Of a tensor or a number of numpy its value; of what is no number, or too long, its type alone."""
+    if isinstance(value, str):
+        return value[:_TEXT]
+    if isinstance(value, (list, tuple)):
+        some = [_plain(one) for one in value[:_LIST]]
+        return some if len(value) <= _LIST else [*some, len(value)]
+    if not isinstance(value, (int, float, type(None))) and hasattr(value, "item"):
+        try:
+            value = value.item()
+        except Exception:  # a tensor of several elements, or one that is nowhere
+            return type(value).__name__
+    return value if isinstance(value, (int, float, type(None))) else type(value).__name__
 
 
 def _hash(parts: list[bytes], size: int = 8) -> str:

@@ -27,8 +27,7 @@ class Witness:
         self.folder = folder
         # By id: modules that have registered a buffer; None: this torch does not tell. A child of a fork has them too.
         self.modules: dict[int, Any] | None = None
-        # Weak references to GradScalers and AveragedModels.
-        self.beside: dict[str, list[Any]] = {"scalers": [], "averages": []}
+        self.averages: list[Any] = []  # weak references to AveragedModels
         self.begin()
 
     def holds(self, path: str) -> bool:
@@ -38,7 +37,9 @@ class Witness:
 
     def begin(self) -> None:
         self.pid, self.file, self.lines = os.getpid(), None, 0  # type: int, Any, int
-        self.steps, self.saved_at = 0, -1
+        self.steps = 0
+        self.looked = 0  # steps of all optimizers that are looked at
+        self.saved_at: tuple[int, int] | None = None  # both, at the last save
         self.turns: Any = _turns.Turns()
         self.settings: dict[int, Any] = {}  # by number of the optimizer: what its line has told of its groups
         # The last ones: a program that skips what it has seen by reading it again fills the front.
@@ -47,8 +48,8 @@ class Witness:
         # After a torch.save into memory: the first half of it where it is to be struck, and the file that it went to.
         self.memory: bytes | None = None
         self.written: str | None = None
-        self.began = 0  # steps that were done when a save began: training goes on beside one in a thread
-        self.behind = False  # it is written by a thread of its own, while training goes on
+        # Of a save that a thread of its own writes, while training goes on: `steps` and `looked` when it began.
+        self.behind: tuple[int, int] | None = None
         strike = os.environ.get(STRIKE_VARIABLE)
         self.strike: dict[str, Any] | None = json.loads(strike) if strike else None
         struck = self.strike is not None and any(name.startswith("struck-") for name in os.listdir(self.folder))  # noqa: PTH208

@@ -26,6 +26,7 @@ _NOT_WEIGHTS = (".log", ".txt", ".csv", ".json", ".jsonl", ".yaml", ".html", ".l
 
 
 def call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) -> Any:
+    began = _quietly(_count)  # another thread may begin a save of its own meanwhile
     _quietly(before_save, place)
     _quietly(_note_content, args[0])
     try:
@@ -33,19 +34,23 @@ def call_save(save: Callable[..., Any], place: Any, *args: Any, **options: Any) 
     except BaseException as error:
         _quietly(_on_refused, error)
         raise
-    _quietly(on_save, place)
+    _quietly(on_save, place, began)
     return result
 
 
 def before_save(place: Any) -> None:
     witness = _here()
     name = _disk.name_of(place)
-    if witness is not None:
-        witness.began = witness.steps
     if witness is not None and name is not None:
         path = os.path.realpath(name)
         _end_outside(witness, path)
         _disk.wrote(path)
+
+
+def _count() -> tuple[int, int] | None:
+    """Steps of the run, and of all optimizers, that are done."""
+    witness = _here()
+    return None if witness is None else (witness.steps, witness.looked)
 
 
 def _note_content(content: Any) -> None:
@@ -73,15 +78,16 @@ def _end_outside(witness: Witness, path: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def on_save(place: Any) -> None:
+def on_save(place: Any, began: tuple[int, int] | None = None) -> None:
     witness = _here()
     if witness is None:
         return
+    began = began or (witness.steps, witness.looked)
     name = _disk.name_of(place, witness.holds)
     if name is None:  # into memory: to be sent, or to be written next
         raw = getattr(place, "getbuffer", bytes)()
         witness.memory = bytes(raw[: len(raw) // 2]) if _strike.is_due(witness, "save") else b""
-        witness.behind = _disk.is_in_a_thread()
+        witness.behind = began if _disk.is_in_a_thread() else None
         return
     path = os.path.realpath(name)
     witness.memory = witness.written = None
@@ -91,7 +97,7 @@ def on_save(place: Any) -> None:
             _quietly(lambda of=file: of.flush())
         _quietly(lambda: os.truncate(path, os.path.getsize(path) // 2))  # noqa: PTH202
         _strike.strike(witness, path=path)
-    witness.behind = _disk.is_in_a_thread()
+    witness.behind = began if _disk.is_in_a_thread() else None
     note_save(witness, path, _digests.rank()[0])
 
 
@@ -106,11 +112,12 @@ def on_load(place: Any) -> None:
 
 def note_save(witness: Witness, path: str, rank: int) -> None:
     witness.memory = witness.written = None
-    if witness.saved_at != witness.steps:  # one line a step, however many files
-        witness.saved_at = witness.steps
+    if witness.saved_at != (witness.steps, witness.looked):  # one line a step, however many files
+        witness.saved_at = (witness.steps, witness.looked)
         now = time.time()
-        number = witness.began if witness.behind else witness.steps
-        line = {"k": "save", "n": number, "r": rank, "t": now, "path": path, "behind": witness.behind}
+        number, looked = witness.behind or witness.saved_at
+        behind = witness.behind is not None
+        line = {"k": "save", "n": number, "i": looked, "r": rank, "t": now, "path": path, "behind": behind}
         witness.write(line)
 
 

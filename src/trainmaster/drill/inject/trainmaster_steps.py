@@ -39,18 +39,19 @@ def note_step(optimizer: Any) -> None:
     import torch
 
     witness = _here()
-    if witness is None or _digests.is_making() or _is_compiling(torch):
+    if witness is None or _digests.is_making() or _is_compiling(torch) or _is_capturing(torch):
         return
     first = witness.turns.take(optimizer)
     number = witness.turns.number(optimizer)
     if not witness.turns.is_looked_at(number):
         return
     rank, world = _digests.rank()
-    if first and witness.written is not None:  # by now it is whole, unless a thread of its own writes it
+    if witness.written is not None:  # by now it is whole, unless a thread of its own writes it
         _saves.note_save(witness, witness.written, rank)
     if first and not witness.steps:
         witness.write({"k": "versions", "versions": _digests.versions()})
     witness.steps += first
+    witness.looked += 1
     groups = _digests.choose([group["params"] for group in optimizer.param_groups], _TENSORS)
     parameters = [parameter for group in groups for parameter in group]
     weights, each = _digests.digest_groups(groups, _ELEMENTS)
@@ -59,6 +60,7 @@ def note_step(optimizer: Any) -> None:
     line = {
         "k": "step",
         "n": witness.steps,
+        "i": witness.looked,
         "o": number,
         "r": rank,
         "w": world,
@@ -71,15 +73,19 @@ def note_step(optimizer: Any) -> None:
         "g": _digests.random_states(torch),
         "b": list(witness.batches),
     }
-    settings = [_digests.settings(group) for group in optimizer.param_groups[:64]]
-    if witness.settings.get(number) != settings:  # a line has them where they are others than before
+    settings = _quietly(lambda: [_digests.settings(group) for group in optimizer.param_groups[:64]])
+    if (
+        settings is not None and witness.settings.get(number) != settings
+    ):  # a line has them where they are others than before
         line["h"] = witness.settings[number] = settings
     if witness.modules is not None:
         buffers = _digests.spread(_digests.buffers(witness.modules, optimizer), _TENSORS)
         line["u"] = _digests.digest(buffers, _ELEMENTS) if buffers else ""
-    if first and (scales := _beside.read_scales(witness)):
+    scales = _quietly(_beside.read_scales)
+    if scales:
         line["z"] = scales
-    if first and (averages := _beside.read_averages(witness)):
+    averages = _quietly(_beside.read_averages, witness)
+    if averages:
         line["a"] = averages
     if witness.ids:
         line["ids"] = hashlib.blake2b(json.dumps(witness.ids).encode(), digest_size=8).hexdigest()
@@ -98,6 +104,11 @@ def _is_compiling(torch: Any) -> bool:
     """Whether a graph is being made of this call. torch 2.0 has no word for it."""
     ask = getattr(getattr(torch, "compiler", None), "is_compiling", None)
     return ask is not None and bool(ask())
+
+
+def _is_capturing(torch: Any) -> bool:
+    """Whether a CUDA graph is being made of this step: nothing can be copied off the device then."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def on_buffer(module: Any, _name: str, _buffer: Any) -> None:

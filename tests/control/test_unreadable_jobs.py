@@ -158,41 +158,33 @@ def _queue(db: Database, project: str, *, later_s: float = 0, **more: Any) -> st
     return job_id
 
 
-@pytest.mark.parametrize("ahead", [5, 12])
-def test_nothing_is_kept_free_for_it_however_far_behind_it_waits(ahead: int, db: Database) -> None:
-    """Jobs over their quota come first; then it, which needs both GPUs; then one that needs the GPU that is free."""
-    holder = _queue(db, "full")
+def _start_behind_it(db: Database, ahead: int, *, holder: str, quotas: dict[str, int], gpus: int, good: str) -> bool:
+    """Whether the last job of the queue starts: a project holds one GPU, and one that cannot be read waits for two."""
+    held = _queue(db, holder)
     with db.write() as conn:
-        devices.record(conn, "p", "gpu", [Device(id=f"g{n}", machine="m") for n in range(2)], at=NOW)
-        devices.set_share(conn, "full", quota=1)
-        attempt = attempts.insert_attempt(conn, holder, 1, handle={}, at=NOW)
-        jobs.advance(conn, holder, seen=Stage.QUEUED, to=Stage.PLACING, at=NOW)
+        devices.record(conn, "p", "gpu", [Device(id=f"g{n}", machine="m") for n in range(gpus)], at=NOW)
+        for project, quota in quotas.items():
+            devices.set_share(conn, project, quota=quota)
+        attempt = attempts.insert_attempt(conn, held, 1, handle={}, at=NOW)
+        jobs.advance(conn, held, seen=Stage.QUEUED, to=Stage.PLACING, at=NOW)
         devices.book(conn, "p", attempt, {"m": ("g0",)}, at=NOW)
     for _ in range(ahead):
         _queue(db, "full", queue={"priority": "high"})
-    bad = _queue(db, "lab", resources={"processes_per_node": 2})
-    spoil(db, bad, "newer field")
-    good = _queue(db, "other", later_s=1)
-    assert _decide(db, "p")[0] == {good}
+    spoil(db, _queue(db, "lab", resources={"processes_per_node": 2}), "newer field")
+    last = _queue(db, good, later_s=1)
+    return _decide(db, "p")[0] == {last}
+
+
+@pytest.mark.parametrize("ahead", [5, 12])
+def test_nothing_is_kept_free_for_it_however_far_behind_it_waits(ahead: int, db: Database) -> None:
+    """Jobs over their quota come first; then it, which needs both GPUs; then one that needs the GPU that is free."""
+    assert _start_behind_it(db, ahead, holder="full", quotas={"full": 1}, gpus=2, good="other")
 
 
 @pytest.mark.parametrize("ahead", [0, 12])
 def test_none_of_its_project_waits_for_its_quota_behind_it(ahead: int, db: Database) -> None:
     """It needs two devices and its project may have one more; the next job needs one. Others are before both."""
-    holder = _queue(db, "lab")
-    with db.write() as conn:
-        devices.record(conn, "p", "gpu", [Device(id=f"g{n}", machine="m") for n in range(3)], at=NOW)
-        devices.set_share(conn, "lab", quota=2)
-        devices.set_share(conn, "full", quota=0)
-        attempt = attempts.insert_attempt(conn, holder, 1, handle={}, at=NOW)
-        jobs.advance(conn, holder, seen=Stage.QUEUED, to=Stage.PLACING, at=NOW)
-        devices.book(conn, "p", attempt, {"m": ("g0",)}, at=NOW)
-    for _ in range(ahead):
-        _queue(db, "full", queue={"priority": "high"})
-    bad = _queue(db, "lab", resources={"processes_per_node": 2})
-    spoil(db, bad, "newer field")
-    good = _queue(db, "lab", later_s=1)
-    assert _decide(db, "p")[0] == {good}
+    assert _start_behind_it(db, ahead, holder="lab", quotas={"lab": 2, "full": 0}, gpus=3, good="lab")
 
 
 def test_many_of_them_cost_few_decisions(db: Database) -> None:

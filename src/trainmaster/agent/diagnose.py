@@ -40,7 +40,7 @@ class Outcome:
 # Words of CPython, and of sh, bash and dash, about what is not there.
 _NO_SCRIPT = re.compile(r"^\S*: can't open file '(.+)': \[Errno 2\]")
 _NO_PROGRAM = re.compile(r"^\S*sh: (?:.*: )?(\S+): (?:command )?not found$")
-# A file of the working folder that was sent: jobs/JOB/work/… in the home folder.
+# A file of the working folder that was sent, in the folder of its job.
 _SENT = re.compile(rf"/jobs/[^/]+/{WORK_FOLDER}/")
 _ROLLED_BACK = "the run has been rolled back"  # in the last words of our trainer (train/loop.py)
 _OF_STORAGE = (Reason.FILE_SYSTEM_ERROR, Reason.STORAGE_ERROR, Reason.DISK_FULL)

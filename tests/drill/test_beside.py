@@ -89,14 +89,18 @@ def test_averaged_weights_are_those_that_were_saved(got: Any, outcome: Verdict, 
 
 
 def test_what_the_run_was_not_seen_to_hold_is_not_called_right() -> None:
-    after = lines_from(10, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    after = lines_from(10, scales=SCALES, averages=((10, "a"),), settings=DECAY, buffers="b")
     unseen = [replace(one, own={}, clean=False) for one in resumes(*after)]
-    known = held(unseen, scales=SCALES, averages=((10, "a"),), settings=DECAY)
+    known = held(unseen, scales=SCALES, averages=((10, "a"),), settings=DECAY, buffers="b")
     ground = replace(GROUND, repeatable=False)
     claims: list[Callable[[list[Resume]], Finding | None]] = [
         lambda found: beside.scaler(found, ground),
         beside.averages,
         lambda found: beside.hyperparameters(found, ground),
+        judge.weights,
+        judge.optimizer,
+        lambda found: judge.random_state(found, ground),
+        lambda found: judge.buffers(found, replace(ground, buffers=True)),
     ]
     for claim in claims:
         alone, beside_one = claim(unseen), claim([*unseen, *known])

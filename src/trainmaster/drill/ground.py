@@ -89,6 +89,11 @@ def enough(judged: Sequence[Resume], words: str, *, compared: int | None = None)
     return ok(f"{len(judged) if compared is None else compared} resumes: {words}")
 
 
+def count_known(judged: Sequence[Resume]) -> int:
+    """Of how many resumes it is known what the run held before the first step."""
+    return sum(resume.held(resume.base + 1) is not None for resume in judged)
+
+
 def pairs_after(resume: Resume) -> list[tuple[Line, Line]]:
     """The steps after the first one, each with the same step of the run before or of the undisturbed run."""
     numbered = ((line, resume.held(resume.base + number)) for number, line in enumerate(resume.lines[1:], 2))

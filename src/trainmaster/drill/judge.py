@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
 from trainmaster.drill.cuts import parts_of
-from trainmaster.drill.ground import SEE_STRIKES, Ground, enough, equal, pairs_after, placed
+from trainmaster.drill.ground import SEE_STRIKES, Ground, count_known, enough, equal, pairs_after, placed
 from trainmaster.drill.judge_data import lost_in_the_middle
 from trainmaster.drill.lives import JUST_S, Resume
 
@@ -101,7 +101,7 @@ def weights(resumes: Sequence[Resume]) -> Finding:
                 action="the model's state is not loaded, or is loaded and then overwritten: call "
                 "model.load_state_dict(checkpoint['model']) after the model is built and before it is trained",
             )
-    return enough(judged, "weights bit-equal to those that were saved")
+    return enough(judged, "weights bit-equal to those that were saved", compared=count_known(judged))
 
 
 def optimizer(resumes: Sequence[Resume]) -> Finding:
@@ -120,7 +120,7 @@ def optimizer(resumes: Sequence[Resume]) -> Finding:
             )
     if judged and all(resume.lines[0].state is None for resume in judged):
         return skip("this optimizer keeps no state", proof="no state at any step, of the undisturbed run either")
-    return enough(judged, "optimizer states bit-equal to those that were saved")
+    return enough(judged, "optimizer states bit-equal to those that were saved", compared=count_known(judged))
 
 
 def _later_optimizers(resume: Resume) -> list[tuple[int, str | None]]:
@@ -162,7 +162,9 @@ def buffers(resumes: Sequence[Resume], ground: Ground) -> Finding:
                 f"the run had in step {resume.base + 1}: evaluation gives other results",
                 action="save model.state_dict(), not only model.parameters(), and load it with strict=True",
             )
-    return enough(judged, "buffers, as BatchNorm's statistics, bit-equal to those that were saved")
+    return enough(
+        judged, "buffers, as BatchNorm's statistics, bit-equal to those that were saved", compared=count_known(judged)
+    )
 
 
 def _right_beside(wrong: Resume, judged: Sequence[Resume]) -> Resume | None:
@@ -250,7 +252,7 @@ def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:
         if not unused.issuperset(wrong):
             return _another_random_state(resume, wrong)
     without = f"; that of {' and '.join(sorted(unused))} differs, without effect on any weight" if unused else ""
-    return enough(judged, f"random states as they were{without}")
+    return enough(judged, f"random states as they were{without}", compared=count_known(judged))
 
 
 def ranks_agree(resumes: Sequence[Resume], world: int) -> Finding:

@@ -26,7 +26,7 @@ from trainmaster.core.schema import to_plain
 from trainmaster.core.spec import JobSpec
 from trainmaster.drill import attempt, plan, verdict, witness_log
 from trainmaster.drill.attempt import DrillFailed
-from trainmaster.drill.plan import Strike
+from trainmaster.drill.plan import NOT_SEEN, Strike
 from trainmaster.drill.record import Setup, Struck
 from trainmaster.drill.run import CommandDrill
 
@@ -86,7 +86,9 @@ def test_every_line_counts_the_strikes_in_one_way(capsys: pytest.CaptureFixture[
     assert report.document["left_out"] == {"all": "one rank", "ranks": "one rank", "missing": "one file"}
     assert "Left out: missing (one file)." in report.setting
     drill_report.show(report)
-    assert "left out: all (one rank); ranks (one rank); missing (one file)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "left out: all (one rank); ranks (one rank); missing (one file)" in shown
+    assert f"not seen: {NOT_SEEN}" in shown, "what a PASS says nothing of stands beside it"
     assert len({row[1] for row in report.rows}) == len(report.rows), "a row stood there twice"
     assert report.rows[2][1] == "the second SIGKILL of strike 2"
     assert [row[0] for row in report.rows] == ["1", "2", "2", "", "3"]

@@ -36,7 +36,8 @@ NOT_TRIED = "more ranks than before, another node"
 # What a checkpoint may hold else is seen only by what is saved next, and by the losses.
 NOT_SEEN = (
     "state other than weights, optimizers, learning rates, GradScaler, AveragedModel, buffers, random generators, the "
-    "place in the data, and tensors that torch.save saves in an entry of their own"
+    "place in the data, and tensors that torch.save saves in an entry of their own: a moving average of your own that "
+    "is never saved is not missed"
 )
 LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
 

@@ -87,6 +87,8 @@ def show(report: Report) -> None:
         to_do = f"  [dim]→ {_console.plain(finding.action)}[/]" if finding.action else ""
         verdict = _console.paint(finding.verdict, width=6)
         _console.out.print(f"{verdict} {claim}: {_console.plain(finding.reason)}{to_do}", soft_wrap=True)
+    if unseen := report.document.get("not_seen"):
+        _console.out.print(f"[dim]not seen: {_console.plain(unseen)}[/]", soft_wrap=True)
     _console.out.print(f"{_console.paint(report.overall)}  {_console.plain(report.sentence)}", soft_wrap=True)
 
 

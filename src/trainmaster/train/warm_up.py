@@ -7,7 +7,10 @@ those of the checkpoint, and every step draws its random numbers anew.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 from trainmaster.core.config.train import TrainConfig
@@ -16,6 +19,8 @@ from trainmaster.train.compute import forward_backward
 from trainmaster.train.feed import Feed
 from trainmaster.train.parallel.blocks import compiles
 from trainmaster.train.parallel.shard import World
+
+_SWITCH_S = 0.001
 
 
 class WarmUp:
@@ -32,7 +37,19 @@ class WarmUp:
         self._wanted = False
         loaded_at: list[float] = []
         loading.add_done_callback(lambda _: loaded_at.append(time.perf_counter()))
-        forward_backward(self._model, batches)
+        with _shared_interpreter():
+            forward_backward(self._model, batches)
         for weight in self._model.parameters():
             weight.grad = None
         self.beyond_s = time.perf_counter() - loaded_at[0] if loaded_at else 0.0
+
+
+@contextlib.contextmanager
+def _shared_interpreter() -> Iterator[None]:
+    """Hand the interpreter on sooner: a thread that reads needs it for microseconds, and would wait 5 ms each time."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)

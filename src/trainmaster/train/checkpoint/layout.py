@@ -65,7 +65,7 @@ class Layout:
         items = planner.create_local_plan().items
         # Small objects that all ranks have alike (the optimizer's settings): rank 0 writes them, into its first file.
         self._things = [item for item in items if item.type == WriteItemType.BYTE_IO]
-        self._planner = planner
+        self._mappings = planner.mappings  # not the planner: it holds the tensors, which a rollback replaces
         entries = read_entries(planner.state_dict, rank=rank)
         shares = Shares(entries) if entries is not None else None
         seen = rank_sync.on_all(lambda: (shares.digest() if shares is not None else None, files), group=group)
@@ -90,7 +90,12 @@ class Layout:
             planned = part.sizes, part.entry.dtype
             if planned != (tensor.shape, tensor.dtype):
                 raise RuntimeError(f"{part.entry.name} was {planned} and is {(tensor.shape, tensor.dtype)} now")
-        return tensors, [_pickled(planner.lookup_object(item.index)) for item in self._things] if first else []
+        return tensors, [pickled(planner.lookup_object(item.index)) for item in self._things] if first else []
+
+    @property
+    def paths(self) -> Sequence[Sequence[Any]]:
+        """Where in the state the other things are that `pick` returns on this rank."""
+        return [self._mappings[item.index.fqn] for item in self._things] if dist.get_rank() == 0 else []
 
     def pieces(self, shard: Shard, tensors: Sequence[Tensor], things: Sequence[bytes]) -> list[bytes | memoryview]:
         """The bytes of a file, in order."""
@@ -109,7 +114,7 @@ class Layout:
                 whole.state_dict_metadata[item.index.fqn] = BytesStorageMetadata()
                 storage[item.index] = _Where(self.shards[0].name, offset, length)
                 offset += length
-            whole.planner_data = self._planner.mappings
+            whole.planner_data = self._mappings
             self._index = lengths, pickle.dumps(whole)
         return self._index[1]
 
@@ -143,7 +148,8 @@ def _flatten(state: Mapping[str, Any], *, first: bool) -> DefaultSavePlanner:
     return planner
 
 
-def _pickled(thing: object) -> bytes:
+def pickled(thing: object) -> bytes:
+    """An object as torch's reader expects it."""
     buffer = io.BytesIO()
     torch.save(thing, buffer)
     return buffer.getvalue()

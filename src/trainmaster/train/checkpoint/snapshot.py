@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.tensor import DTensor
 
 from trainmaster.core.compat import UTC
 from trainmaster.core.errors import CheckpointError
 from trainmaster.node.host import Host
+from trainmaster.train.checkpoint.contents import Contents
 from trainmaster.train.checkpoint.host_copy import HostCopy
 from trainmaster.train.checkpoint.layout import Layout
 from trainmaster.train.checkpoint.protocol import Run
@@ -45,19 +45,15 @@ class Snapshots:
 
     def __init__(self, run: Run, *, group: dist.ProcessGroup, threads: int) -> None:
         """`threads` is the number of files that this rank may write at once."""
-        self._run, self._group, self._threads = run, group, threads
+        self._run = run
         self._origin = collect_provenance(run.config, run.world.rank_info, Host(), group=group)
         self._copy = HostCopy(run.world.device, _sizes(run.optimizer))
-        self._layout: Layout | None = None
+        self._contents = Contents(run.model, run.optimizer, group=group, files=threads)
 
     def take(self, state: State) -> Snapshot:
         """Begin to copy this rank's part of the run as it is now."""
         run = self._run
-        weights, moments = get_state_dict(run.model, run.optimizer)
-        tree = {"model": weights, "optimizer": moments}
-        if self._layout is None:
-            self._layout = Layout(tree, group=self._group, files=self._threads)
-        tensors, things = self._layout.pick(tree)
+        layout, tensors, things = self._contents.read()
         copies: list[Tensor] = []
         fault: MemoryError | None = None
         try:
@@ -75,7 +71,7 @@ class Snapshots:
             run=run.identity,
             feed=read_feed_state(run.feed, state.cursor),
             origin={**self._origin, "begun_at": datetime.now(UTC).isoformat()},
-            layout=self._layout,
+            layout=layout,
             tensors=copies,
             things=things,
             arrived=arrived,
@@ -84,6 +80,10 @@ class Snapshots:
     def reserve(self) -> None:
         """Take the memory of the copies ahead of the first of them."""
         self._copy.reserve()
+
+    def forget(self) -> None:
+        """Called before the run is filled anew."""
+        self._contents.forget()
 
     def fence(self) -> None:
         """Order the next update of the weights behind the copy."""

@@ -116,6 +116,7 @@ class Tiered:
         self._drain()  # after a rollback a save may still be under way, and be the newest
         self._ending.clear()
         self._is_last = False
+        self._snapshots.forget()
         run = self._run
         unlocked = self._lock_disk()
         loaded = load_newest(

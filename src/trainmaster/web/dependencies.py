@@ -223,6 +223,15 @@ def creating() -> Iterator[None]:
         raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from error
 
 
+@contextlib.contextmanager
+def finding() -> Iterator[None]:
+    """Turn the error of a search that found nothing into an answer."""
+    try:
+        yield
+    except UsageError as error:
+        raise Refused(404, "not_found", str(error)) from error
+
+
 def need_trust(request: Request, who: Caller, spec: JobSpec) -> None:
     """Refuse a target that the caller may not use: only an admin of the server acts with the server's own rights.
 

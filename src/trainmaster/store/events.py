@@ -7,9 +7,10 @@ test compares them).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -152,27 +153,17 @@ def _acknowledge(conn: Connection, chunks: Sequence[Chunk]) -> None:
 
 
 def _insert(conn: Connection, chunks: Sequence[Chunk]) -> None:
-    try:
-        with conn.begin_nested():
-            insert_many(conn, [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-    else:
-        return
-    for chunk in chunks:
-        for line in chunk.lines:
-            _insert_or_fault(conn, chunk, line)
+    streams = [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks]
+    if _try_change(conn, partial(insert_many, conn, streams)) is not None:
+        for chunk in chunks:
+            for line in chunk.lines:
+                _insert_or_fault(conn, chunk, line)
 
 
 def _insert_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
-    try:
-        with conn.begin_nested():
-            insert_many(conn, [(chunk.attempt, chunk.stream, [line])])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-        fault = f"could not be stored: {_describe(error)}"
+    refusal = _try_change(conn, partial(insert_many, conn, [(chunk.attempt, chunk.stream, [line])]))
+    if refusal is not None:
+        fault = f"could not be stored: {_describe(refusal)}"
         refused = Line(offset=line.offset, length=line.length, fault=fault, text=_text_of(line))
         insert_many(conn, [(chunk.attempt, chunk.stream, [refused])])
 
@@ -184,32 +175,33 @@ def _project(conn: Connection, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks
     ]
     pending = [(chunk, lines) for chunk, lines in pending if lines]
-    if not pending:
-        return
-    try:
-        with conn.begin_nested():
-            project_many(conn, [StreamLines(c.attempt, c.stream, lines, c.job_id) for c, lines in pending])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-    else:
-        return
-    for chunk, lines in pending:
-        for line in lines:
-            _project_or_fault(conn, chunk, line)
+    streams = [StreamLines(c.attempt, c.stream, lines, c.job_id) for c, lines in pending]
+    if streams and _try_change(conn, partial(project_many, conn, streams)) is not None:
+        for chunk, lines in pending:
+            for line in lines:
+                _project_or_fault(conn, chunk, line)
 
 
 def _project_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
+    one = partial(project, conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+    refusal = _try_change(conn, one)
+    if refusal is not None:
+        e = t.events.c
+        this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
+        fault = f"stored as an event only: {_describe(refusal)}"
+        conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+
+
+def _try_change(conn: Connection, change: Callable[[], None]) -> Exception | None:
+    """Make a change, or nothing of it; the error that refused its values. Raises where the database is away."""
     try:
         with conn.begin_nested():
-            project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+            change()
     except Exception as error:
         if is_unavailable(error):
             raise
-        e = t.events.c
-        this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
-        fault = f"stored as an event only: {_describe(error)}"
-        conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+        return error
+    return None
 
 
 def _describe(error: Exception) -> str:

@@ -379,17 +379,6 @@ def last_data(
         return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
 
 
-def count_faults(db: Database, job_id: str) -> int:
-    """Lines of a job's streams with something wrong in them."""
-    query = (
-        select(func.count())
-        .select_from(t.attempts.join(t.events, t.events.c.attempt == t.attempts.c.id))
-        .where(t.attempts.c.job_id == job_id, t.events.c.fault.is_not(None))
-    )
-    with db.read() as conn:
-        return conn.execute(query).scalar_one()
-
-
 def _event(row: RowMapping | dict[str, Any]) -> Event:
     empty: Mapping[str, Any] = {}
     return Event(**{**row, "data": row["data"] or empty, "extra": row["extra"] or empty})

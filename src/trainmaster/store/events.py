@@ -305,16 +305,14 @@ _AS_VALUES = _scan(t.events.c.data)
 _AS_TEXT = _scan(type_coerce(t.events.c.data, Text))
 
 
-def scan_events(
-    db: Database, job_id: str, *, after: tuple[int, int] | None = None, limit: int, stream: str = EVENTS_FILE
-) -> list[ScannedEvent]:
+def scan_events(db: Database, job_id: str, *, after: tuple[int, int] | None = None, limit: int) -> list[ScannedEvent]:
     """Events of a job in (attempt, offset) order, behind `after`; the same ones as list_events gives."""
     number, offset = after if after is not None else (0, -1)
     scanned: list[ScannedEvent] = []
     query = _AS_VALUES if db.engine.dialect.name == "postgresql" else _AS_TEXT
     with db.read() as conn:
         for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
-            place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
+            place = {"attempt": attempt, "stream": EVENTS_FILE, "after": offset if which == number else -1}
             for row in conn.execute(query, {**place, "most": limit - len(scanned)}):
                 at, phase, event, data, fault, text = row
                 plain = json.loads(data) if isinstance(data, str) else data
@@ -324,9 +322,9 @@ def scan_events(
     return scanned
 
 
-def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> Event | None:
+def find_event(db: Database, attempt: str, *, phase: str, event: str) -> Event | None:
     """The last such event of an attempt."""
-    asked = {"attempt": attempt, "stream": stream, "phase": phase, "event": event}
+    asked = {"attempt": attempt, "stream": EVENTS_FILE, "phase": phase, "event": event}
     with db.read() as conn:
         row = conn.execute(_LAST_OF, asked).mappings().first()
     return _event(row) if row is not None else None
@@ -336,10 +334,10 @@ _OF = (t.events.c[name] == bindparam(name) for name in ("attempt", "stream", "ph
 _LAST_OF = select(t.events).where(*_OF).order_by(t.events.c.offset.desc()).limit(1)
 
 
-def measure_recovery_s(db: Database, lost: str, later: str, *, stream: str = EVENTS_FILE) -> float | None:
+def measure_recovery_s(db: Database, lost: str, later: str) -> float | None:
     """Seconds from the last event of an attempt to the first training step of a later one; None before that step."""
     c = t.events.c
-    stamped = select(c.ts).where(c.stream == stream, c.ts.is_not(None))
+    stamped = select(c.ts).where(c.stream == EVENTS_FILE, c.ts.is_not(None))
     with db.read() as conn:
         last = conn.execute(stamped.where(c.attempt == lost).order_by(c.offset.desc()).limit(1)).scalar_one_or_none()
         steps = stamped.where(c.attempt == later, c.phase == "STEP").order_by(c.offset).limit(1)
@@ -368,14 +366,12 @@ def _last_data() -> Select[Any]:
 _LAST_DATA = _last_data()
 
 
-def last_data(
-    db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE
-) -> dict[str, Mapping[str, Any]]:
+def last_data(db: Database, job_ids: Sequence[str], *, phase: str) -> dict[str, Mapping[str, Any]]:
     """The data of the newest event of a phase, by job: one query, however long the streams are."""
     if not job_ids:
         return {}
     with db.read() as conn:
-        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": stream, "phase": phase}).all()
+        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase}).all()
         return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
 
 

@@ -39,6 +39,11 @@ def policy() -> str:
     return f"default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
 
 
+def style_policy(style: str) -> str:
+    """The same for a file without a script."""
+    return f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
+
+
 @functools.cache
 def asset(name: str) -> str:
     """A file of this folder, as text."""

@@ -284,14 +284,14 @@ def _share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], Colu
     return and_(spans.begun < last - _INSTANT_H, spans.ended > first + _INSTANT_H), end - start
 
 
-def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Window | None = None) -> dict[str, Amount]:
+def job_costs(db: Database, jobs: Collection[str], *, now: datetime) -> dict[str, Amount]:
     """The cost of each of these jobs; one that was never placed has cost nothing."""
     amounts = dict.fromkeys(jobs, Amount())
     if not jobs:
         return {}
     with db.read() as conn:
-        for charge in list_charges(conn, jobs=jobs, window=window):
-            amounts[charge.job_id] += add_up(charge.spans, now=now, window=window)
+        for charge in list_charges(conn, jobs=jobs):
+            amounts[charge.job_id] += add_up(charge.spans, now=now)
     return amounts
 
 

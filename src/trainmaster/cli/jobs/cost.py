@@ -130,10 +130,7 @@ def _spent(row: BudgetLine) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in _WORDS else "right")
-    return table
+    return _console.table(*columns, right=frozenset(columns) - _WORDS)
 
 
 _WORDS = frozenset({"job", "name", "project", "by", "status", "budget", "period"})

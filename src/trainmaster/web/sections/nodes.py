@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 
 from trainmaster.api.nodes import NodeHistory
 from trainmaster.pages import node_history, node_map
+from trainmaster.pages.parts import target_names
 from trainmaster.pages.parts.node_journal import moment_of
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
@@ -55,7 +56,8 @@ def show_map(
         return link("/nodes", **{**asked, **changes})
 
     template = "nodes_part.html" if part else "nodes.html"
-    return render(template, page=page, here=here, who=who, link=link, moment_of=moment_of)
+    names = target_names.read(db)
+    return render(template, page=page, here=here, who=who, names=names, shorten=target_names.shorten, **_WORDS)
 
 
 @router.get("/nodes/one")
@@ -70,7 +72,7 @@ def show_history(
     page = node_history.read(db, node=node, gpu=gpu or None, home=home, project=who.project)
     if not page.lines and not page.used_by and page.out_since is None:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
-    return render("node.html", page=page, home=home, who=who, link=link, moment_of=moment_of)
+    return render("node.html", page=page, home=home, names=target_names.read(db), who=who, **_WORDS)
 
 
 @router.get("/nodes/drain")

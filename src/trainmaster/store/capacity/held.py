@@ -31,8 +31,9 @@ def find_held(
     if len(names) < 2:
         return {}
     c, a = t.check_results.c, t.attempts.c
-    failed = select(c.node).where(t.BAD, c.verdict == Verdict.FAIL.value, a.created_at > now - HOLD - _LONGEST)
-    bad = set(conn.execute(failed.join(t.attempts, a.id == c.attempt).distinct()).scalars()) & names
+    lately = select(a.id).where(a.created_at > now - HOLD - _LONGEST)  # few: not all that ever failed
+    failed = select(c.node).where(c.attempt.in_(lately), c.verdict == Verdict.FAIL.value).distinct()
+    bad = names.intersection(conn.execute(failed).scalars())
     held: dict[str, str] = {}
     for name, check in nodes.list_newest_checks(conn, nodes=bad).items() if bad else ():
         until = min(check.at or check.placed_at, now) + HOLD

@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainmaster.drill import folders
+from trainmaster.drill.printed import NUMBER
 from trainmaster.drill.record import Attempt
 from trainmaster.drill.witness_log import Line
+from trainmaster.node.curves.log_lines import BAR, COLOURS
+
+_MOST_BYTES = 8 << 20  # of a log
+_MOST_LINES = 20_000
+_LONGEST = 2000  # characters of a line
 
 
 def lines_by_rank(attempt: Attempt) -> dict[int, dict[int, Line]]:
@@ -66,3 +72,21 @@ def read_losses(events: Path) -> tuple[dict[int, float], frozenset[int]]:
         except (ValueError, KeyError, TypeError):
             continue
     return losses, frozenset(repeated)
+
+
+def read_printed(log: Path) -> tuple[str, ...]:
+    """The last lines with numbers that a program printed, as a terminal shows them in the end; without progress bars,
+    whose lines are a matter of time, and without a last line that a kill cut off."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
+            *whole, _ = file.read(_MOST_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return ()
+    shown = (raw.rstrip(b"\r").rsplit(b"\r", 1)[-1][:_LONGEST].decode(errors="replace") for raw in whole)
+    lines = (COLOURS.sub("", line) for line in shown)
+    return tuple(line for line in lines if NUMBER.search(line) and not _is_bar(line))[-_MOST_LINES:]
+
+
+def _is_bar(line: str) -> bool:
+    return bool(BAR.search(line)) or any(mark in line for mark in "█━╸")

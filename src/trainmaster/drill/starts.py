@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trainmaster.core.plan import EVENTS_FILE, Plan
+from trainmaster.core.plan import EVENTS_FILE, Plan, rank_log
 from trainmaster.core.spec import Preflight
 from trainmaster.drill import attempt as engine
 from trainmaster.drill import folders, plan, ranks, readings, storage, witness_log
@@ -100,6 +100,7 @@ class Starts:
             lives=witness_log.read(witness, ended=strike is None and not outside.hung),
             losses=losses,
             repeated=repeated,
+            printed=readings.read_printed(folder / rank_log(0)),
             codes=engine.exit_codes(record),
             message=message,
             forced="did not end in" in message,

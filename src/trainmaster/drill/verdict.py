@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import beside, judge, judge_data, judge_end, losses, ranks, storage_verdict
+from trainmaster.drill import beside, judge, judge_data, judge_end, losses, printed, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.ground import Ground, make_ground
 from trainmaster.drill.lives import JUST_S, Resume
@@ -125,12 +125,14 @@ def judge_all(
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     if miscounted or (judge_end.may_be_miscounted(end) and not causes):
         causes.append("end")
-    found.append(
-        (
-            "losses",
-            losses.judge_losses(first.clear_losses, attempts, resumes, ground=ground, noise=noise, causes=causes),
+    told = losses.judge_losses(first.clear_losses, attempts, resumes, ground=ground, noise=noise, causes=causes)
+    found.append(("losses", told))
+    if not causes and told.verdict is not Verdict.FAIL:
+        differ = told.verdict is Verdict.WARN
+        lines = printed.judge(
+            first, second, attempts, resumes, ground=ground, noise=noise, steps=shape.steps, losses_differ=differ
         )
-    )
+        found += _told("printed", lines)
     damaged = [one for one in struck if one.strike.name in DAMAGE]
     unneeded = {one.damaged for one in damaged if one.strike.name == "missing" and _is_unneeded(one, ground)}
     found += [(one.strike.name, damage(one, ground, unneeded=unneeded)) for one in damaged]

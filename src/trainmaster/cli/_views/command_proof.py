@@ -35,6 +35,7 @@ DOES = {
     "buffers": "buffers (BatchNorm statistics)",
     "saved": "what it saves next",
     "losses": "the same run as undisturbed",
+    "printed": "the numbers that it prints",
     "truncated": "a truncated checkpoint",
     "flipped": "a flipped bit",
     "missing": "a missing file",
@@ -204,7 +205,8 @@ def _failed(proof: Proof) -> str:
     words = f"{len(bad)} claim{'s fail' if len(bad) > 1 else ' fails'} ({'; '.join(DOES[name] for name in bad)})"
     of_disk = (*DAMAGE, *STORAGE)
     resume = [result.verdict for result in proof.results if result.check not in of_disk]
-    if proof.interrupted or any(verdict in (Verdict.FAIL, Verdict.ERROR) for verdict in resume):
+    doubt = any(result.check == "printed" and result.verdict is Verdict.WARN for result in proof.results)
+    if proof.interrupted or doubt or any(verdict in (Verdict.FAIL, Verdict.ERROR) for verdict in resume):
         return f"{words}. "
     return f"it resumes right, but is not safe against a damaged or failing disk: {words}. "
 

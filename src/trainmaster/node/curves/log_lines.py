@@ -13,7 +13,7 @@ _STEP = re.compile(rf"\b(?:global[ _])?(?:steps?|iter(?:ation)?s?|it)\b{_IS}\[?\
 _BATCH = re.compile(
     rf"\bepoch\b{_IS}\[?(\d{{1,6}}).{{0,40}}?\b(?:batch|step|iter)?\s*\[?(\d{{1,9}})\s*/\s*(\d{{1,9}})", re.I
 )
-_BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")  # tqdm
+BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")  # tqdm
 _FIGURES = {
     "eval_loss": re.compile(rf"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)[ _/]?loss{_IS}{_NUMBER}", re.I),
     "loss": re.compile(
@@ -29,7 +29,7 @@ _FIGURES = {
 }
 # `RuntimeError: …`, `[rank0]: torch.cuda.OutOfMemoryError: …`, and `raise …` of a traceback: text about a failure.
 _FAILURE = re.compile(r"(?:\[[^\]]{1,80}\]:?)?\s*(?:raise\s|[\w.]{1,200}(?<=\w)(?:Error|Exception):\s)")
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 2000  # characters of a line that are looked at
 _AT_MOST = 20_000  # lines of one look
 
@@ -53,8 +53,8 @@ class LogLines:
         return [point for point in points if point is not None]
 
     def _point(self, line: str) -> Point | None:
-        line = _COLOURS.sub("", line)
-        bar = _BAR.search(line)
+        line = COLOURS.sub("", line)
+        bar = BAR.search(line)
         if bar is not None:
             self._bar = int(bar[1])
         if "loss" not in line.lower() or _FAILURE.match(line):

@@ -103,6 +103,9 @@ def test_numbers_that_two_undisturbed_runs_print_differently_are_not_asked() -> 
     finding = judge(ends, ["final 0.51 in 9.9", "hash e5f6 9", "final loss 0.50"], other=other)
     assert finding is not None and finding.verdict is Verdict.PASS
     assert "1 that differ between the two undisturbed runs, as times, were not compared" in finding.reason
+    path = ["final 0.5 in /a/reference/x-1.pt"]
+    moved = judge(path, ["final 0.6 in /a/struck/x-9.pt"], other=[*HEAD, *STEPS, "final 0.5 in /a/reference-2/x-2.pt"])
+    assert moved is not None and moved.verdict is Verdict.ERROR and "`final 0.6`" in moved.reason
     wrong = judge(ends, ["final 0.61 in 3.1", "hash a1b2 7", "final loss 0.50"], other=other)
     assert wrong is not None and wrong.verdict is Verdict.ERROR and "`final 0.61`" in wrong.reason
 
@@ -172,12 +175,14 @@ def test_a_number_that_differs_makes_a_drill_incomplete_and_follows_from_what_fa
 
 def test_lines_are_read_as_a_terminal_shows_them(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
-    assert readings.read_printed(log) == ()
+    assert readings.read_printed(log, ended=False) == ()
     log.write_bytes(
         b"no number\n\x1b[32mloss 0.5\x1b[0m\r\n\rstep 1\r\rstep 2\n 10%|#   | 4/40 [00:01<00:02, 3it/s]\rstep 3 a\n"
         b" 40%|##  | 16/40 [00:01<00:02, 3it/s, loss=1.2]\nema nan\nrank0 v1.2.3 0x7f\nstep 4 loss 0."
     )
-    assert readings.read_printed(log) == ("loss 0.5", "step 2", "step 3 a", "ema nan")
+    shown = ("loss 0.5", "step 2", "step 3 a", "ema nan")
+    assert readings.read_printed(log, ended=False) == shown
+    assert readings.read_printed(log, ended=True) == (*shown, "step 4 loss 0.")
 
 
 def test_words_and_numbers_of_a_line() -> None:

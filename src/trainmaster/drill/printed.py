@@ -20,7 +20,8 @@ from trainmaster.drill.record import Attempt
 NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?!0x)(?:nan\b|inf\b|\d+(?:[,_]\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)", re.I
 )
-_CLOCK = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b")
+# Dates and times of day; and paths, which hold the folder of each run.
+_MASKED = re.compile(r"(?<!\w)(?:/[\w.@%+-]+){2,}|\d{4}[-/]\d\d[-/]\d\d|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?\b")
 _BETWEEN = re.compile(r"[,;|(){}\[\]\t]")
 # What the machine and the moment make, equal in two runs by chance; by the words before a number, or its unit after it.
 _OF_MACHINE = re.compile(
@@ -271,7 +272,7 @@ def _explain(got: Said, wanted: Said, place: int, starts: Collection[int], done:
 
 def parse(lines: Sequence[str]) -> Iterator[Said]:
     for text in lines:
-        plain = _CLOCK.sub("~", text)
+        plain = _MASKED.sub("~", text)
         found = list(NUMBER.finditer(plain))
         if not found:
             continue

@@ -93,6 +93,7 @@ class Starts:
                 "save below TRAINMASTER_CHECKPOINTS, or to a path relative to the working folder"
             )
         message = str(record.get("message", ""))
+        codes = engine.exit_codes(record)
         losses, repeated = readings.read_losses(folder / EVENTS_FILE)
         done = Attempt(
             label=label,
@@ -100,8 +101,8 @@ class Starts:
             lives=witness_log.read(witness, ended=strike is None and not outside.hung),
             losses=losses,
             repeated=repeated,
-            printed=readings.read_printed(folder / rank_log(0)),
-            codes=engine.exit_codes(record),
+            printed=readings.read_printed(folder / rank_log(0), ended=set(codes) == {0}),
+            codes=codes,
             message=message,
             forced="did not end in" in message,
             begun=begun,

@@ -190,15 +190,14 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
 
     `unneeded`: files without which the run went on all the same, as an exported model.
     """
-    words = str(one.strike)
     if one.skipped is not None:
-        return skip(f"{words}: {one.skipped}", proof="the files that the struck run had saved")
+        return skip(one.skipped, proof="the files that the struck run had saved")
     if not one.reached or one.branch is None:
         return error(
-            f"{words}: no checkpoint was there to be damaged, with an older one beside it",
+            "no checkpoint was there to be damaged, with an older one beside it",
             action="run more steps, with at least two saves after the last kill",
         )
-    words = f"{words} ({one.damaged})"
+    words = str(one.damaged)
     alone = "" if one.older else "; it keeps only one checkpoint, so there was none to go back to"
     to_do = _FALL_BACK if one.older else _KEEP_TWO
     if not one.resumes:
@@ -322,18 +321,15 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
             )
     if not starts:
         return _nothing()
-    return ok(f"{len(starts)} starts with the checkpoints as they were saved, none needed help{_apart(struck)}")
+    many = f"{len(starts)} start{'s' * (len(starts) > 1)}"
+    return ok(f"{many} with the checkpoints as they were saved, none needed help{_apart(struck)}")
 
 
 def _apart(struck: Sequence[Struck]) -> str:
     """Starts that are not counted here: with damaged checkpoints, after a strike at the disk, with fewer ranks."""
-    apart = [one for one in struck if one.branch is not None and one.strike.name in APART]
-    dead = [str(one.strike) for one in apart if not one.resumes]
-    if not apart:
-        return ""
-    without = f", of which {len(dead)} did not go on ({'; '.join(dead)})" if dead else ""
+    apart = sum(one.branch is not None and one.strike.name in APART for one in struck)
     others = "after damage, strikes at the disk or with fewer ranks"
-    return f"; judged below, each by its own claim: {len(apart)} {others}{without}"
+    return f"; judged below, each by its own claim: {apart} {others}" if apart else ""
 
 
 def _some_loaded(attempts: Sequence[Attempt], shape: Shape) -> Finding | None:

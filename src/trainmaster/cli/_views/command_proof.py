@@ -192,7 +192,12 @@ def _sentence(proof: Proof) -> str:
     tally = proof.tally
     apart = f", {many} left out" if (many := len(_left_out(proof))) else ""
     done = f"{tally.done} of {tally.planned} strikes run{apart}"
-    return f"{cut}{_failed(proof)}{done}, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+    return f"{cut}{_failed(proof)}{done}, {_attempts(proof)}, in {proof.took_s:.0f} s"
+
+
+def _attempts(proof: Proof) -> str:
+    many = len(proof.attempts)  # folders are numbered with those of the undisturbed runs and of copies
+    return f"{many} attempt{'s' * (many != 1)} of the struck run"
 
 
 def _failed(proof: Proof) -> str:

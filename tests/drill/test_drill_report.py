@@ -148,6 +148,15 @@ def test_a_start_that_is_judged_by_another_claim_is_not_counted_as_one_that_need
     )
 
 
+def test_a_line_of_progress_says_up_to_which_step_the_run_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    """`100 steps` stood behind a start that did six of them."""
+    with drill_verb._progress(quiet=False) as say:
+        say("undisturbed run", 0, 1)
+        say("to the end", 26, 40)
+        say("to the end", 27, 40)
+    assert capsys.readouterr().err.splitlines() == ["undisturbed run", "to the end: up to step 40"]
+
+
 def test_an_option_of_drill_behind_the_dashes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "rank 0 of 1 exited with 2: train.py: error: unrecognized arguments: --strike list"
 

@@ -47,11 +47,12 @@ class Starts:
         strike: Strike | None,
         steps: int,
         total: int,
+        since: int = 0,
         order: Mapping[str, int] | None = None,
         disk: storage.Disk | None = None,
         fewer: bool = False,
     ) -> Attempt:
-        """One start in the folders of a run."""
+        """One start in the folders of a run, expected to go on from step `since` and to come to `total`."""
         self._number += 1
         base = self.folder / run
         folder = base / f"attempt-{self._number}"
@@ -81,7 +82,7 @@ class Starts:
 
         def look(agent: int) -> None:
             outside.look(agent)
-            self.say(label, readings.count_steps(witness), max(total, 1))
+            self.say(label, since + readings.count_steps(witness), max(total, 1))
 
         record = engine.run(job, variables={}, look=look, look_s=_LOOK_S)
         ended = time.monotonic()

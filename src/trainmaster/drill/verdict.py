@@ -24,12 +24,12 @@ def unfit(reference: Attempt, folder: Path) -> Finding | None:
     """Why the program cannot be drilled, as its first undisturbed run shows."""
     if not reference.lives and set(reference.codes) == {0}:
         return error(
-            "the program ended with 0, and the witness saw no optimizer step: it has no optimizer of torch, or it "
-            "found checkpoints of an earlier run in its folder and had nothing left to do",
+            "the program ended with 0, and the witness, the drill's module inside it, saw no optimizer step: it has no "
+            "optimizer of torch, or it found checkpoints of an earlier run in its folder and had nothing left to do",
             action=f"drill a folder without old checkpoints, or let it train for more steps; else {_UNSEEN}",
         )
     if not reference.lives:
-        return error("the witness saw no optimizer step of the program", action=_UNSEEN)
+        return error("the witness, the drill's module inside the program, saw no optimizer step", action=_UNSEEN)
     places = {save.path for life in reference.lives for save in life.saves}
     if outside := sorted(path for path in places if not Path(path).is_relative_to(folder.resolve())):
         return error(

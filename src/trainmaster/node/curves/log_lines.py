@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainmaster.node.curves import Point, Tail, to_number
@@ -41,15 +42,26 @@ class LogLines:
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, skip=True)
-        self._held = b""
+        self._held, self._redrawn = b"", False
         self._bar: int | None = None  # step of the last progress bar, for lines that name none
 
     def read(self) -> list[Point]:
         data, anew = self._tail.read()
         text = (b"" if anew else self._held) + data
-        *lines, self._held = re.split(rb"[\r\n]+", text)
-        self._held = self._held[-_LONGEST * 4 :]
-        points = [self._point(line[:_LONGEST].decode(errors="replace")) for line in lines[-_AT_MOST:]]
+        *lines, held = re.split(rb"[\r\n]+", text)
+        if lines or anew:
+            self._redrawn = text[: len(text) - len(held)].endswith(b"\r")
+        self._held = held[-_LONGEST * 4 :]
+        return self._points(lines[-_AT_MOST:])
+
+    def end(self) -> list[Point]:
+        """The last redraw of a progress bar that was killed: no line ends it. It is written at once, and so is whole;
+        of a line that nothing ends, that is not known."""
+        held, self._held = self._held, b""
+        return self._points([held]) if self._redrawn else []
+
+    def _points(self, lines: Sequence[bytes]) -> list[Point]:
+        points = (self._point(line[:_LONGEST].decode(errors="replace")) for line in lines)
         return [point for point in points if point is not None]
 
     def _point(self, line: str) -> Point | None:

@@ -25,8 +25,9 @@ _MASKED = re.compile(r"(?<!\w)(?:/[\w.@%+-]+){2,}|\d{4}[-/]\d\d[-/]\d\d|\b\d{1,2
 _BETWEEN = re.compile(r"[,;|(){}\[\]\t]")
 # What the machine and the moment make, equal in two runs by chance; by the words before a number, or its unit after it.
 _OF_MACHINE = re.compile(
-    r"(?<![a-z])time(?!step)|runtime|elapsed|took|duration|latency|\b(?:eta|dt|ms|pid|port|mfu|date)\b|secs?\b|seconds|"
-    r"minutes|hours|/s(?:ec\w*)?\b|per[ _]s(?:ec(?:ond)?)?\b|throughput|speed|tps\b|mem\b|memory|utili[sz]ation",
+    r"(?<![a-z])(?:time(?!step)|runtime|elapsed|took|duration|latency|wall|throughput|speed|memory|utili[sz]ation|"
+    r"seconds|minutes|hours|(?:eta|dt|ms|secs?|mem|pid|port|mfu|tps|util|date|per[ _]s(?:ec(?:ond)?)?)(?![a-z]))|"
+    r"/s(?:ec\w*)?\b",
     re.I,
 )
 _UNIT = re.compile(
@@ -37,7 +38,7 @@ _UNIT = re.compile(
 # What the words say to be of this process alone.
 _OF_PROCESS = re.compile(
     r"(?:this|own|per|each|current) (?:process|session|attempt|start|launch)|restart|resum|attempt|"
-    r"since (?:the )?(?:start|launch|load)|\bstart(?:ed|ing)?\b|from (?:step|epoch|iter)",
+    r"since (?:the )?(?:start|launch|load)|(?<![a-z])start(?:ed|ing)?(?![a-z])|from (?:step|epoch|iter)",
     re.I,
 )
 _COUNTED_HERE = re.compile(
@@ -45,8 +46,8 @@ _COUNTED_HERE = re.compile(
     r"\s*(?:restart|resume|attempt)s?\b(?!\s*[:=]?\s*\d)",
     re.I,
 )
-_PROGRESS = re.compile(r"\b(?:global[ _]?)?(?:step|iter|iteration|it|epoch|update|batch)s?\b", re.I)
-_AVERAGE = re.compile(r"\b(?:avg|average|averaged|mean|running|smooth|smoothed)(?:\b|_)", re.I)
+_PROGRESS = re.compile(r"(?<![a-z])(?:step|iter|iteration|it|epoch|update|batch)(?:e?s)?(?![a-z])", re.I)
+_AVERAGE = re.compile(r"(?<![a-z])(?:avg|averaged?|mean|running|smooth|smoothed)(?![a-z])", re.I)
 _LOSS = re.compile(r"loss", re.I)
 _TRAINER = "train_runtime"  # the last line of Hugging Face's Trainer: its train_loss is a mean of this process's steps
 _NOISE = 3.0  # as of losses

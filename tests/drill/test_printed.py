@@ -215,7 +215,8 @@ NAMES = [f"{kind} {name}" for kind in ("lost", "whole", "counted") for name in g
 def test_what_a_script_prints_tells_what_it_lost(
     version: prints.Version, outcomes: tuple[Verdict | None, ...], tmp_path: Path
 ) -> None:
-    proof = recipes.drill_program(tmp_path, str(version), strikes=("one",))
+    with recipes.warm_python("torchrun") as python:
+        proof = recipes.drill_program(tmp_path, str(version), strikes=("one",), python=(python, "-m"))
     found = {result.check: result.findings[0] for result in proof.results}
     told = found.get("printed")
     assert (told.verdict if told else None) in outcomes, told

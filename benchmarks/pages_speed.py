@@ -253,7 +253,8 @@ def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minut
             time.sleep(3)
             tab.goto(address)
             tabs[name] = (tab, tab.context.new_cdp_session(tab))
-        other = open_.enter_context(unwatched(*addresses.values()))
+        others = {name: open_.enter_context(unwatched(address)) for name, address in addresses.items()}
+        time.sleep(10)  # they load
         seen: dict[str, list[tuple[float, float, int]]] = {name: [] for name in tabs}
         begun, every_s, told = time.monotonic(), min(30.0, 60 * minutes / 10), 0.0
         print(f"memory over {minutes:g} min of a live run of ten steps and ten lines of log a second:", flush=True)
@@ -264,11 +265,11 @@ def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minut
                 nodes = session.send("Memory.getDOMCounters")["nodes"]
                 seen[name].append((age, heap, nodes))
             if age >= told:
-                shown = ", ".join(
-                    f"{name} {points[-1][1]:.2f} MB {points[-1][2]} nodes" for name, points in seen.items()
+                shown = "; ".join(
+                    f"{name} {points[-1][1]:.2f} MB, {points[-1][2]} nodes, process {tab_mb(others[name]):.0f} MB"
+                    for name, points in seen.items()
                 )
-                print(f"    minute {age:4.1f}: {shown}; processes of two such tabs {tabs_mb(other):.0f} MB; "
-                      f"load {os.getloadavg()[0]:.1f}", flush=True)  # fmt: skip
+                print(f"    minute {age:4.1f}: {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
                 told += minutes / 12
             time.sleep(every_s)
         for name, points in seen.items():
@@ -284,10 +285,10 @@ def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minut
 
 
 @contextlib.contextmanager
-def unwatched(*urls: str) -> Iterator[int]:
-    """A browser with these tabs and no developer tools, which keep every answer of the server beside the page."""
+def unwatched(url: str) -> Iterator[int]:
+    """A browser with this tab and no developer tools, which keep every answer of the server beside the page."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        words = [CHROMIUM, *ARGUMENTS, "--headless=new", f"--user-data-dir={profile}", *urls]
+        words = [CHROMIUM, *ARGUMENTS, "--headless=new", f"--user-data-dir={profile}", url]
         quiet = subprocess.DEVNULL
         browser = subprocess.Popen(words, stdout=quiet, stderr=quiet, start_new_session=True)
         try:
@@ -297,8 +298,8 @@ def unwatched(*urls: str) -> Iterator[int]:
             browser.wait(30)
 
 
-def tabs_mb(browser: int) -> float:
-    """Memory of the processes of a browser's tabs that no other process shares, beside the frame around them."""
+def tab_mb(browser: int) -> float:
+    """Memory of the process of a browser's tab that no other process shares, beside the frame around it."""
     kb = 0
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # one that has ended

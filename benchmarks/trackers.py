@@ -123,9 +123,11 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
         port = free.getsockname()[1]
     bin_, here = Path(python).parent, work.resolve()
     at = ["--host", "127.0.0.1", "--port", str(port)]
+    # On a busy machine its four workers take longer to start than the 5 s after which it ends them, for ever.
+    patient = ["--uvicorn-opts", "--timeout-worker-healthcheck 120"]
     command = {
         "trainmaster": [bin_ / "trainmaster", "serve", "--home", here, "--trust-loopback", *at],
-        "mlflow": [bin_ / "mlflow", "server", "--backend-store-uri", f"sqlite:///{here}/mlflow.db", *at],
+        "mlflow": [bin_ / "mlflow", "server", "--backend-store-uri", f"sqlite:///{here}/mlflow.db", *patient, *at],
         "aim": [bin_ / "aim", "up", "--repo", here, "--yes", *at],
         "tensorboard": [bin_ / "tensorboard", "--logdir", here, *at],
     }[product]
@@ -138,7 +140,7 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
             while True:
                 with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
                     break
-                if server.poll() is not None or time.monotonic() - began > 120:
+                if server.poll() is not None or time.monotonic() - began > 300:
                     raise RuntimeError(f"its server does not answer: {(work / 'server.log').read_text()[-200:]}")
                 time.sleep(0.2)
             yield url, server.pid, time.monotonic() - began

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
@@ -253,7 +253,8 @@ class Screen:
     def _look(self, frame: dict[str, Any]) -> None:
         if frame["data"] != self.last:
             self.last, self.changed = frame["data"], frame["metadata"]["timestamp"]
-        self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+        with contextlib.suppress(Error):  # the tab was closed meanwhile
+            self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
 
     def settle(self) -> float:
         """Wait until nothing has changed for a while; the time of the last change, since 1970."""

@@ -38,7 +38,9 @@ from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+# Some pages ask others for scripts and fonts, and wait where the internet is neither there nor refused at once.
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", ALONE]
 MANY = 200  # runs in one chart; the most that a comparison of Trainmaster takes
 STILL_S, LONGEST_S = 3.0, 180.0
 PRODUCTS = ("trainmaster", "mlflow", "aim", "tensorboard")
@@ -211,6 +213,7 @@ def fail(row: dict[str, Any], name: str, error: Exception) -> None:
 def visit(browser: Browser, opened: Opened, url: str, row: dict[str, Any], picture: Path) -> tuple[float, float, float]:
     """Milliseconds to load and to zoom, megabytes of the JavaScript heap; pictures of both for a person to look at."""
     with browser.new_context(viewport={"width": 1440, "height": 900}) as context:  # closed after a fault too
+        context.set_default_timeout(1000 * LONGEST_S)
         return look(context.new_page(), opened, url, row, picture)
 
 
@@ -274,13 +277,13 @@ class Trainmaster:
     @staticmethod
     def one(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/jobs/{written['ids'][7]}")
-        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=120_000)
+        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=1000 * LONGEST_S)
         return "#curves canvas"
 
     @staticmethod
     def many(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/compare?jobs={','.join(written['ids'][:MANY])}")
-        tab.locator("#comparison[data-drawn]").wait_for(timeout=120_000)
+        tab.locator("#comparison[data-drawn]").wait_for(timeout=1000 * LONGEST_S)
         tab.locator("#overlay").scroll_into_view_if_needed()
         return "#overlay"
 
@@ -291,7 +294,7 @@ class Mlflow:
     @staticmethod
     def one(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/#/experiments/{written['experiment']}/runs/{written['ids'][7]}/model-metrics")
-        tab.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(timeout=120_000)
+        tab.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(timeout=1000 * LONGEST_S)
         return ".js-plotly-plot .nsewdrag"
 
     @staticmethod
@@ -300,7 +303,7 @@ class Mlflow:
         plotted = quote(json.dumps(["loss"]))
         tab.goto(f"{url}/#/metric?runs={runs}&experiments={experiments}&metric=%22loss%22&plot_metric_keys={plotted}")
         tab.locator(".js-plotly-plot .scatterlayer path.js-line").nth(min(MANY, len(written["ids"])) // 2).wait_for(
-            timeout=120_000, state="attached"
+            timeout=1000 * LONGEST_S, state="attached"
         )
         return ".js-plotly-plot .nsewdrag"
 
@@ -323,7 +326,7 @@ def _explore(tab: Page, url: str, query: str) -> str:
     # As its own page writes the choice into the address.
     coded = base64.b64encode(quote(json.dumps(select), safe=";,/?:@&=+$-_.!~*'()#").encode()).decode().rstrip("=")
     tab.goto(f"{url}/metrics?select=O-{coded.replace('+', '-').replace('/', '_')}")
-    tab.locator("svg.Visualization path").first.wait_for(timeout=120_000, state="attached")
+    tab.locator("svg.Visualization path").first.wait_for(timeout=1000 * LONGEST_S, state="attached")
     return "svg.Visualization"
 
 
@@ -354,7 +357,7 @@ class TensorBoard:
 def _choose(tab: Page, url: str) -> str:
     """Of many runs it shows none until they are chosen: by the box above them."""
     tab.goto(url)
-    tab.locator("line-chart line-chart-interactive-view").first.wait_for(timeout=120_000)
+    tab.locator("line-chart line-chart-interactive-view").first.wait_for(timeout=1000 * LONGEST_S)
     box = tab.locator("mat-checkbox input").first
     if not box.is_checked():
         box.click()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
 
@@ -20,23 +20,15 @@ from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
 _AT_ONCE = 500  # ids in one query
-_ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
+ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
-_END = case(
+END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
     (_JOBS.stage.is_(None), func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at)),
-)
-# The same where nothing else of the job is asked for: it is looked up only for an attempt that was not given back.
-_END_ALONE = case(
-    (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
-    else_=select(func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at))
-    .where(_JOBS.id == _ATTEMPTS.job_id, _JOBS.stage.is_(None))
-    .correlate(t.attempts)
-    .scalar_subquery(),
 )
 
 
@@ -96,7 +88,7 @@ def list_charges(
         # One that is not given back may go on; whether it does is seen below.
         wanted += [_ATTEMPTS.created_at < window.end, _is_since(window.start)]
     if not closed:
-        wanted.append(_END.is_(None) | _rented())
+        wanted.append(END.is_(None) | is_rented())
     if not jobs:
         return _charges(conn, wanted)
     ids, charges = sorted(jobs), []
@@ -141,7 +133,12 @@ def list_unpriced(
     """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts. Of these jobs, or all."""
     wanted = [_JOBS.project == project] if project is not None else []
     wanted += [_JOBS.id.in_(sorted(jobs))] if jobs else []
-    return set(conn.execute(select(_JOBS.id).where(*wanted, _on(free), _STATED.is_(None))).scalars())
+    return set(conn.execute(select(_JOBS.id).where(*wanted, is_unstated(free))).scalars())
+
+
+def is_unstated(free: Collection[str]) -> ColumnElement[bool]:
+    """Whether a job is on one of these targets and states no price."""
+    return and_(_on(free), _STATED.is_(None))
 
 
 def _on(targets: Collection[str]) -> ColumnElement[bool]:
@@ -160,26 +157,6 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
     """
     rows = _sum_closed(conn, (_JOBS.project,), project=project, windows=[window])[0]
     return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, _ in rows}
-
-
-class JobSum(NamedTuple):
-    """What attempts of one job have cost; as `Amount`, and cheaper to make ten thousand times."""
-
-    project: str
-    known_cents: float
-    unknown: int
-
-
-def sum_jobs(
-    conn: Connection, *, project: str | None = None, windows: Sequence[Window | None]
-) -> list[dict[str, JobSum]]:
-    """For each window (None: in all), by job: the same of its attempts."""
-    own = select(_JOBS.id, _JOBS.project)
-    own = own if project is None else own.where(_JOBS.project == project)
-    # Both from an index, without the rows of ten thousand jobs and their specs.
-    projects = {row[0]: row[1] for row in conn.execute(own).all()}
-    sums = _sum_closed(conn, (_ATTEMPTS.job_id,), project=None, windows=windows, end=_END_ALONE)
-    return [{row[0]: JobSum(projects[row[0]], row[1], row[2]) for row in rows if row[0] in projects} for rows in sums]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +179,7 @@ def sum_groups(
     `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows.
     `free`: targets whose price of 0 is a default: an attempt there has an unknown price unless somebody stated one.
     """
-    unstated = and_(_on(free), _STATED.is_(None))
+    unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
     keys = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, price)
@@ -236,33 +213,31 @@ def sum_groups(
 
 
 def _sum_closed(
-    conn: Connection, keys: Sequence[ColumnElement[Any]], *, project: str | None, windows: Sequence[Window | None],
-    end: ColumnElement[Any] = _END,
-) -> list[list[Any]]:  # fmt: skip
+    conn: Connection, keys: Sequence[ColumnElement[Any]], *, project: str | None, windows: Sequence[Window | None]
+) -> list[list[Any]]:
     """For each window, rows of the keys, known cents, unknown parts and attempts.
 
     One pass over the attempts, whatever the number of windows: behind each of them is a job with its whole spec.
     """
-    wanted = [end.is_not(None), ~_rented()]
+    wanted = [END.is_not(None), ~is_rented()]
     wanted += [_JOBS.project == project] if project is not None else []
-    source = t.attempts if end is _END_ALONE else t.jobs.join(t.attempts, _ATTEMPTS.job_id == _JOBS.id)
     spans = (
         select(
             *(key.label(f"key_{place}") for place, key in enumerate(keys)),
             _ATTEMPTS.price_cents_per_hour.label("price"),
-            _hours(conn, _ATTEMPTS.created_at).label("begun"),
-            _hours(conn, end).label("ended"),
+            hours(conn, _ATTEMPTS.created_at).label("begun"),
+            hours(conn, END).label("ended"),
         )
-        .select_from(source)
+        .select_from(t.jobs.join(t.attempts, _ATTEMPTS.job_id == _JOBS.id))
         .where(*wanted)
-        .limit(_ALL)
+        .limit(ALL)
         .subquery()
     ).c
     columns: list[ColumnElement[Any]] = []
     for window in windows:
-        inside, hours = _share(spans, window)
+        inside, held_h = share(spans, window)
         columns += [
-            func.sum(case((inside, spans.price * hours))),
+            func.sum(case((inside, spans.price * held_h))),
             func.sum(case((and_(inside, spans.price.is_(None)), 1), else_=0)),
             func.sum(case((inside, 1), else_=0)),
         ]
@@ -274,7 +249,7 @@ def _sum_closed(
     ]
 
 
-def _share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], ColumnElement[Any]]:
+def share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], ColumnElement[Any]]:
     """Whether a part of a span lies in a window, and how many hours of it."""
     if window is None:
         return true(), spans.ended - spans.begun
@@ -345,12 +320,12 @@ def _is_since(start: datetime) -> ColumnElement[bool]:
     return _ATTEMPTS.released_at.is_(None) | (_ATTEMPTS.released_at > start) | late.exists()
 
 
-def _rented() -> ColumnElement[bool]:
+def is_rented() -> ColumnElement[bool]:
     machine = t.instances.alias("rented").c
     return select(machine.id).where(machine.attempt == _ATTEMPTS.id).exists()
 
 
-def _hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
+def hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
     """Hours since 1970."""
     if conn.dialect.name == "sqlite":
         return (func.julianday(when, type_=Float) - 2440587.5) * 24.0
@@ -359,7 +334,7 @@ def _hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
 
 # Few columns and no order: over a year of jobs each of them is a hundred thousand values.
 _CHARGES = select(
-    _ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, _END.label("end"), _JOBS.id.label("job_id"),
+    _ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, END.label("end"), _JOBS.id.label("job_id"),
     _JOBS.project,
 ).join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)  # fmt: skip
 _ANY_MACHINE = select(_INSTANCES.id).limit(1)

@@ -13,13 +13,14 @@ from trainmaster.api.compare import ComparedRun
 from trainmaster.core.ids import is_uuid
 from trainmaster.pages import compare
 from trainmaster.store.page_rows.runs import find_runs, list_choices
-from trainmaster.web import dependencies
+from trainmaster.web import dependencies, rows
 from trainmaster.web.sections.compared import ComparedCurves
 from trainmaster.web.sections.form import clean_word, link
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
 _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
+_FIELDS, _METRICS = 4, 6  # columns of the final values
 _MANY = 40  # runs; above it curves have fewer points
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
@@ -41,12 +42,14 @@ def show_comparison(
     ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
     page = compare.read(db, ids=ids, metric=metric, group=group or None, project=who.project)
     offered = list_choices(db, project=who.project, word=find or None, limit=_OFFERED)
-    chosen, colours = [run.id for run in page.runs], _colours(page.runs)
+    chosen = [run.id for run in page.runs]
 
     def here(**changes: object) -> str:
         asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
         return link("/compare", **{**asked, **changes})
 
+    fields = [part.field for part in page.differences if part.field != "name"][:_FIELDS]
+    columns, colours = page.metrics[:_METRICS], _colours(page.runs)
     return render(
         "compare.html",
         page=page,
@@ -55,6 +58,9 @@ def show_comparison(
         chosen=frozenset(chosen),
         hidden=",".join(sorted(set(chosen) - {row.id for row in offered})),
         find=find,
+        fields=fields,
+        columns=columns,
+        rows=rows.compared(page.runs, fields=fields, metrics=columns, colours=colours),
         colours=colours,
         keys=_keys(page.runs, colours),
         who=who,
@@ -75,9 +81,11 @@ def list_curves(
     cache: ComparedCurves = request.app.state.compared
     ids = _ids(jobs, [])
     with db.read() as conn:
-        rows = find_runs(conn, ids, project=who.project)
+        found = find_runs(conn, ids, project=who.project)
     points = compare.POINTS if of <= _MANY else compare.POINTS // 2
-    parts = [cache.read(job, metric=metric, points=points, final=rows[job].status.final) for job in ids if job in rows]
+    parts = [
+        cache.read(job, metric=metric, points=points, final=found[job].status.final) for job in ids if job in found
+    ]
     return Response(f'{{"curves":[{",".join(parts)}]}}', media_type="application/json")
 
 

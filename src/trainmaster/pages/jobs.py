@@ -12,7 +12,7 @@ from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures, list_prices
-from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import events
 from trainmaster.store.attempts import list_machines
@@ -118,6 +118,7 @@ def _line(
         steps=steps,
         progress=progress(step, steps),
         loss=number(data, "loss"),
+        loss_text=sick_text(data, "loss"),
         tokens_per_s=number(data, "tokens_per_s"),
         created_at=row.created_at,
         started_at=row.started_at,

@@ -22,6 +22,8 @@ def _lines(page: JobPage) -> Iterator[str]:
     yield f"{escape(phrases.sentence(page))}\n"
     if page.to_do and page.status.value == "failed":
         yield f"**What to do:** {escape(page.to_do)}.\n"
+    for words in filter(None, (page.careful, *page.run.warnings)):
+        yield f"**Careful:** {escape(words)}.\n"
     yield "| | |\n|---|---|"
     for figure in phrases.figures(page):
         note = f" ({escape(figure.note)})" if figure.note else ""

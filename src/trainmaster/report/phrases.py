@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
-from trainmaster.api.run import Check, Checkpoint, Preflight
+from trainmaster.api.run import Check, Checkpoint, Preflight, Run
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
@@ -76,7 +76,7 @@ def sentence(page: JobPage) -> str:
         done = f"{count(run.step)} of {count(run.steps)} steps" if run.steps else f"{count(run.step)} steps"
     if page.status is Status.COMPLETED:
         took = f" in {duration(page.duration_s)}" if page.duration_s is not None else ""
-        loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None else ""
+        loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None or run.sick_since is not None else ""
         return f"{done.capitalize() or 'Finished'}{took}.{loss}"
     if page.status.final or page.message:
         return page.message or (f"Stopped after {done}." if done else "It left no message.")
@@ -112,10 +112,23 @@ def _same_words(row: Check) -> str:
 
 
 def loss_words(page: JobPage) -> str:
-    """First → last, with their ratio."""
+    """First → last, with their ratio. The last number is not the end where what follows it is none."""
     run = page.run
+    if run.sick_since is not None:
+        last = f" (last number {_last_number(run)})" if run.loss_last_step is not None else " from the first step on"
+        return f"{_loss_value(run)}{last}"
     ratio = f" (×{short(run.loss_ratio)})" if run.loss_ratio is not None else ""
     return f"{short(run.loss_first)} → {short(run.loss_last)}{ratio}"
+
+
+def _loss_value(run: Run) -> str:
+    if run.sick_since is None:
+        return f"{short(run.loss_first)} → {short(run.loss_last)}"
+    return "NaN" if run.loss_last_step is None else f"{short(run.loss_first)} → NaN"
+
+
+def _last_number(run: Run) -> str:
+    return f"{short(run.loss_last)} at step {count(run.loss_last_step)}"
 
 
 def figures(page: JobPage) -> list[Figure]:
@@ -125,10 +138,12 @@ def figures(page: JobPage) -> list[Figure]:
 
 def _figures(page: JobPage) -> Iterator[Figure]:
     run = page.run
-    if run.loss_first is not None:
+    if run.loss_first is not None or run.sick_since is not None:
         note = f"×{short(run.loss_ratio)} of the first step" if run.loss_ratio is not None else ""
         sick = f"{count(run.sick_steps)} steps without a number" if run.sick_steps else ""
-        yield Figure(name="Loss", value=f"{short(run.loss_first)} → {short(run.loss_last)}", note=sick or note)
+        if run.sick_since is not None and run.loss_last_step is not None:
+            sick += f"; last number {_last_number(run)}"
+        yield Figure(name="Loss", value=_loss_value(run), note=sick or note)
     if run.eval_loss is not None:
         note = f"perplexity {short(run.perplexity)}" if run.perplexity is not None else ""
         yield Figure(name="Held-out loss", value=short(run.eval_loss), note=note)

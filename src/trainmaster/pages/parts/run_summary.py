@@ -60,6 +60,8 @@ class RunSummary:
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
     _losses: list[float] = field(default_factory=list)  # the first and the last
     _sick_steps: int = 0
+    _sick_since: int | None = None
+    _loss_step: int | None = None  # of the last of `_losses`
     _watch_events: Counter[str] = field(default_factory=Counter)
     _warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS_KEPT))
     _curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve(limit=limit) for name, limit in _LIMITS})
@@ -129,6 +131,8 @@ class RunSummary:
             eval_loss=number(self._eval, "loss"),
             perplexity=number(self._eval, "perplexity"),
             sick_steps=self._sick_steps,
+            sick_since=self._sick_since,
+            loss_last_step=self._loss_step,
             tokens_per_s=rate,
             left_s=left * per_step / rate if left > 0 and rate and per_step else None,
             mfu=number(self._last, "mfu"),
@@ -181,7 +185,10 @@ class RunSummary:
             self._rates.append(rate)
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
-        self._sick_steps += "loss" in values and loss is None
+            self._loss_step, self._sick_since = step, None
+        elif "loss" in values:
+            self._sick_steps += 1
+            self._sick_since = step if self._sick_since is None else self._sick_since
 
     def _add_eval(self, data: Mapping[str, Any]) -> None:
         self._eval, step = data, whole(data, "step")

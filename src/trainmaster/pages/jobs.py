@@ -21,6 +21,7 @@ from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
+SORTED = 500  # the newest, of a list that is sorted by a figure: no index has one
 CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of the job
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,7 +46,7 @@ def read(
 
     Costs a handful of queries, whatever the number of jobs and events.
     """
-    limit = max(1, min(limit, MOST))
+    limit = max(1, min(limit, SORTED))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
         place = _parse_cursor(after) if after is not None else None
         rows = list_jobs(
@@ -70,6 +71,26 @@ def read(
         made_at=now,
         next=_render_cursor(rows[-1]) if rows else None,
     )
+
+
+# How a list is sorted: by what, and whether a high figure is the better one.
+ORDERS: Mapping[str, tuple[str, bool]] = {
+    "loss": ("loss", False),
+    "tokens": ("tokens_per_s", True),
+    "progress": ("step", True),
+    "cost": ("cost_cents", False),
+}
+
+
+def sort(page: JobsPage, order: str, *, limit: int, offset: int) -> JobsPage:
+    """A part of the newest jobs, the best of this order first (`-loss`: last). Jobs without a number are the last."""
+    name, high = ORDERS[order.removeprefix("-")]
+    values = {each.id: getattr(each, name) for each in page.jobs}
+    known = [each for each in page.jobs if values[each.id] is not None]
+    known.sort(key=lambda each: values[each.id], reverse=high != order.startswith("-"))
+    rest = sorted((each for each in page.jobs if values[each.id] is None), key=lambda each: each.loss_text is None)
+    shown = tuple([*known, *rest][offset : offset + limit])
+    return replace(page, jobs=shown, total=len(page.jobs), limit=limit, offset=offset, next=None)
 
 
 def line(db: Database, row: JobRow) -> JobLine:

@@ -44,6 +44,8 @@ class JobLine:
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None
+    resume_from: str | None = None  # the job that began its run, where it goes on with checkpoints
+    again_of: str | None = None  # the job that it runs again, from the beginning
     loss_text: str | None = None  # NaN, Infinity or -Infinity, where its last loss is no number
 
     @property
@@ -176,6 +178,7 @@ class JobPage:
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
+    again_of: JobName | None = None  # the job that it runs again, from the beginning
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None

@@ -14,7 +14,7 @@ from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures, list_prices
 from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.pages.parts.run_summary import progress
-from trainmaster.store import events
+from trainmaster.store import audit, events
 from trainmaster.store.attempts import list_machines
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
@@ -103,10 +103,12 @@ def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLi
     steps = events.last_data(db, [row.id for row in rows], phase="STEP")
     costs, machines = figures(db, rows, now=now), list_machines(db, [row.id for row in rows])
     prices = list_prices(db, [row.id for row in rows])
+    origins = audit.list_origins(db, [row.id for row in rows])
     return tuple(
         replace(
             _line(row, steps.get(row.id, {}), costs[row.id], machines.get(row.id, ())),
             price_cents_per_hour=prices[row.id].cents_per_hour,
+            again_of=origins.get(row.id),
         )
         for row in rows
     )
@@ -140,6 +142,7 @@ def _line(
         progress=progress(step, steps),
         loss=number(data, "loss"),
         loss_text=sick_text(data, "loss"),
+        resume_from=row.spec.resume_from,
         tokens_per_s=number(data, "tokens_per_s"),
         created_at=row.created_at,
         started_at=row.started_at,

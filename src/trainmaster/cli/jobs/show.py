@@ -79,6 +79,7 @@ def _print(page: JobPage, place: Mapping[str, str]) -> None:
         **place,
         "careful": escape("; ".join(filter(None, (page.careful, *run.warnings)))),
         "to do": escape(page.to_do or ""),
+        "again from": _name(page.again_of),
         "continues": _name(page.continues),
         "continued as": _name(page.continued_as),
         "submitted": _submitted(page),

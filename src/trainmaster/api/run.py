@@ -140,6 +140,7 @@ class Run:
     batch_sequences: int | None
     data_source: str | None
     resumed_from: int | None
+    first_step: int | None = None  # that this job trained; of one that goes on with checkpoints not 1
     host: str | None
     agent_version: str | None
     torch: str | None

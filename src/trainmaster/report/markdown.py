@@ -97,7 +97,7 @@ def _attempts(page: JobPage) -> Iterator[str]:
             yield f"{escape(attempt.message)}\n"
         if attempt.ok:
             continue
-        for name, proof in phrases.evidence(attempt):
+        for name, proof in phrases.evidence(attempt, page.run.preflight):
             yield f"{escape(name)}:\n\n{_fence(proof)}\n"
 
 

@@ -76,6 +76,10 @@ def sentence(page: JobPage) -> str:
         done = f"{count(run.step)} of {count(run.steps)} steps" if run.steps else f"{count(run.step)} steps"
     if page.status is Status.COMPLETED:
         took = f" in {duration(page.duration_s)}" if page.duration_s is not None else ""
+        if (page.spec or {}).get("resume_from") and run.step is not None and (run.first_step or 1) > 1:
+            done = f"steps {count(run.first_step)} to {count(run.step)}"
+        if page.continues is not None:
+            took += f", on from {page.continues.name} {page.continues.id[:8]}"
         loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None or run.sick_since is not None else ""
         return f"{done.capitalize() or 'Finished'}{took}.{loss}"
     if page.status.final or page.message:
@@ -243,13 +247,27 @@ def tally(preflight: Preflight) -> str:
     return ", ".join(f"{verdicts.count(word)} {word.value}" for word in Verdict if word in verdicts)
 
 
-def evidence(attempt: Attempt) -> list[tuple[str, str]]:
-    """Evidence of an attempt as (name, text), in its own order."""
+def evidence(attempt: Attempt, shown: Preflight | None = None) -> list[tuple[str, str]]:
+    """Evidence of an attempt as (name, text), in its own order. `shown`: whose findings stand beside it as a table."""
+    tabled = shown is not None and shown.attempt == attempt.number
     return [
-        (name.replace("_", " "), _proof(value))
+        (name.replace("_", " "), _findings(value) if name == "findings" else _proof(value))
         for name, value in attempt.evidence.items()
-        if value not in (None, [], "")
+        if value not in (None, [], "") and not (tabled and name == "findings")
     ]
+
+
+def _findings(value: object) -> str:
+    """A line for each finding of a check; what does not look like one as it is."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(row, Mapping) for row in value):
+        return _proof(value)
+    return "\n".join(map(_finding, value))
+
+
+def _finding(row: Mapping[str, Any]) -> str:
+    name = " ".join(str(row[key]) for key in ("check", "device") if row.get(key))
+    words = ": ".join(filter(None, (name, *(str(row[key]) for key in ("verdict", "reason") if row.get(key)))))
+    return f"{words} → {row['action']}" if row.get("action") else words
 
 
 def _proof(value: object) -> str:

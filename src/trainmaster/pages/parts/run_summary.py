@@ -51,6 +51,7 @@ class RunSummary:
     _events: int = 0
     _attempt: int = 0
     _step: int | None = None
+    _first_step: int | None = None
     _last: Mapping[str, Any] = field(default_factory=dict)  # data of the newest STEP
     _start: Mapping[str, Any] = field(default_factory=dict)  # of the newest TRAINING start
     _start_of: int = 0  # and its attempt
@@ -82,7 +83,7 @@ class RunSummary:
     def add(self, row: Event | ScannedEvent) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
-        self._attempt = attempt = self.cursor[0]
+        self._attempt = self.cursor[0]
         if row.phase is None:
             self._add_garbage(row)
             return
@@ -93,8 +94,7 @@ class RunSummary:
             case Phase.EVAL_MODEL, "metrics":
                 self._add_eval(row.data)
             case Phase.TRAINING, "start":
-                self._start, self._start_of, self._end = row.data, attempt, {}
-                self._rates.clear()
+                self._begin(row.data)
             case Phase.TRAINING, "end":
                 self._end = row.data
             case Phase.START, "done":
@@ -153,6 +153,7 @@ class RunSummary:
             batch_sequences=whole(self._start, "batch_sequences"),
             data_source=text(self._start, "data_source"),
             resumed_from=whole(self._start, "resumed_from"),
+            first_step=self._first_step,
             host=text(self._project, "host"),
             agent_version=text(self._project, "version"),
             torch=text(self._start, "torch"),
@@ -171,11 +172,18 @@ class RunSummary:
             curves=Curves(**{name: curve.points() for name, curve in self._curves.items()}),
         )
 
+    def _begin(self, data: Mapping[str, Any]) -> None:
+        self._start, self._start_of, self._end = data, self._attempt, {}
+        if self._first_step is None and (before := whole(data, "resumed_from")) is not None:
+            self._first_step = before + 1
+        self._rates.clear()
+
     def _add_step(self, data: Mapping[str, Any]) -> None:
         step = whole(data, "step")
         if step is None:
             return
         self._step, self._last = step, data
+        self._first_step = step if self._first_step is None else self._first_step
         # A loss that is there and is no number is a gap in the curve; one that was never written is no point at all.
         values = {name: number(data, name) for name in _PER_STEP if data.get(name) is not None}
         for name, value in values.items():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from markupsafe import Markup
 from starlette.responses import Response
 
 from trainmaster.api.compare import ComparedRun
+from trainmaster.core.clean_text import clean
 from trainmaster.core.ids import is_uuid
 from trainmaster.pages import compare
 from trainmaster.store.page_rows.runs import find_runs, list_choices
@@ -21,6 +24,7 @@ from trainmaster.web.templating import render
 router = APIRouter(include_in_schema=False)
 _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
 _MANY = 40  # runs; above it curves have fewer points
+_HASH = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b")  # SHA-1 and SHA-256, as of a working folder
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
 
@@ -36,6 +40,8 @@ def show_comparison(
     group: Metric = "",
     find: str = "",
     without: str = "",
+    log: bool = False,
+    time: bool = False,
 ) -> Response:
     """The runs of `jobs` (ids with commas between) and of every `job`; without any, the picker alone."""
     ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
@@ -45,6 +51,7 @@ def show_comparison(
 
     def here(**changes: object) -> str:
         asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
+        asked |= {"log": "1" if log else None, "time": "1" if time else None}
         return link("/compare", **{**asked, **changes})
 
     return render(
@@ -57,6 +64,11 @@ def show_comparison(
         find=find,
         colours=colours,
         keys=_keys(page.runs, colours),
+        brief=_brief,
+        brief_text=_brief_text,
+        projects=len({run.project for run in page.runs}),
+        log=log,
+        time=time,
         who=who,
     )
 
@@ -85,6 +97,17 @@ def _ids(text: str, more: list[str]) -> list[str]:
     """Ids of jobs, each once; whatever else an address has is dropped."""
     words = [word.strip() for part in (text, *more) for word in part.split(",")]
     return list(dict.fromkeys(word for word in words if is_uuid(word)))[: compare.MOST]
+
+
+def _brief_text(text: str) -> str:
+    """A value with twelve digits of each hash in it: five whole ones push a table off the screen."""
+    return _HASH.sub(r"\1…", text)
+
+
+def _brief(text: str) -> str | Markup:
+    """The same, with the whole value in the title."""
+    short = _brief_text(text)
+    return text if short == text else Markup('<span title="{}">{}</span>').format(clean(text), clean(short))
 
 
 def _colours(runs: tuple[ComparedRun, ...]) -> dict[str, int]:

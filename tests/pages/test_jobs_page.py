@@ -95,8 +95,8 @@ def test_the_cost_does_not_grow_with_the_jobs(db: Database, many: int) -> None:
         samples.resumed(db)
     with counted(db) as statements:
         jobs.read(db)
-    # Rows, last steps, what they paid for (2), prices, machines, how many of each status.
-    assert len([text for text in statements if text.startswith("SELECT")]) == 7
+    # Rows, last steps, what they paid for (2), prices, machines, origins, how many of each status.
+    assert len([text for text in statements if text.startswith("SELECT")]) == 8
 
 
 @contextmanager

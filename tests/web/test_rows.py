@@ -28,7 +28,7 @@ EVENT = Event(
 )  # fmt: skip
 RUN = ComparedRun(
     id="a" * 36, name="run", project="p", target="local", submitted_by=None, status=Status.COMPLETED, created_at=NOW,
-    duration_s=61.0, step=5, values={"loss": 2.5}, cost_cents=None, fields={"seed": "1"}, group=None,
+    duration_s=61.0, step=5, values={"loss": 2.5}, texts={}, cost_cents=None, fields={"seed": "1"}, group=None,
 )  # fmt: skip
 BAD = "<b onclick='x'>&\"\u202e\x1b[31m"
 
@@ -72,3 +72,11 @@ def test_pages_of_events_leave_none_out(db: Database, client: TestClient) -> Non
         place = f"/jobs/{story.id}/events{following[1].replace('&amp;', '&')}" if following else ""
         pages += 1
     assert seen == list(range(1, 251)) and pages == 3, "a hundred on a page: 200 rows took twice as long to be shown"
+
+
+def test_a_hash_is_cut_and_its_whole_value_stays_in_the_title() -> None:
+    whole = "sha256:" + "0123456789abcdef" * 4
+    run = replace(RUN, fields={"seed": f"<b>{whole}"}, texts={"eval/loss": "NaN"})
+    table = rows.compared([run], fields=["seed"], metrics=["loss", "eval/loss", "none"], colours={run.id: 3})
+    assert f'<td><span title="&lt;b&gt;{whole}">&lt;b&gt;0123456789ab…</span></td>' in table
+    assert '<td class="num">NaN</td><td class="num">–</td>' in table

@@ -32,6 +32,7 @@ class ComparedRun:
     duration_s: float | None
     step: int | None
     values: Mapping[str, float]  # of the last STEP, and `eval/…` of the last evaluation
+    texts: Mapping[str, str]  # of these the ones that are no number: NaN, Infinity, -Infinity
     cost_cents: Cents | None
     fields: Mapping[str, str]  # of the spec, those that differ
     group: str | None  # value of the field by which runs are grouped

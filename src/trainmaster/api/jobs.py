@@ -44,6 +44,9 @@ class JobLine:
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None
+    resume_from: str | None = None  # the job that began its run, where it goes on with checkpoints
+    again_of: str | None = None  # the job that it runs again, from the beginning
+    loss_text: str | None = None  # NaN, Infinity or -Infinity, where its last loss is no number
 
     @property
     def final(self) -> bool:
@@ -175,6 +178,7 @@ class JobPage:
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
+    again_of: JobName | None = None  # the job that it runs again, from the beginning
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None
@@ -183,6 +187,15 @@ class JobPage:
     @property
     def final(self) -> bool:
         return self.status in _FINAL
+
+    @property
+    def careful(self) -> str | None:
+        """What is wrong with its losses, in words."""
+        run = self.run
+        if not run.sick_steps:
+            return None
+        words = f"{run.sick_steps:,} step{'s' if run.sick_steps > 1 else ''} reported a loss that is not a number"
+        return f"{words}, every one since step {run.sick_since:,}" if run.sick_since is not None else words
 
     @property
     def may_resume(self) -> bool:

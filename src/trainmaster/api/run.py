@@ -118,6 +118,8 @@ class Run:
     eval_loss: float | None
     perplexity: float | None
     sick_steps: int  # steps whose loss was not a number
+    sick_since: int | None = None  # step since which no loss was a number; None where the newest one is
+    loss_last_step: int | None = None  # step of `loss_last`
     tokens_per_s: float | None
     left_s: float | None  # to the last planned step, at this rate
     mfu: float | None  # against the datasheet
@@ -138,6 +140,7 @@ class Run:
     batch_sequences: int | None
     data_source: str | None
     resumed_from: int | None
+    first_step: int | None = None  # that this job trained; of one that goes on with checkpoints not 1
     host: str | None
     agent_version: str | None
     torch: str | None

@@ -30,6 +30,7 @@ class Trial:
     message: str = ""
     value: float | None = None
     pruned: bool = False  # stopped early, because others were better by then
+    loss_text: str | None = None  # NaN, Infinity or -Infinity, where its last loss is no number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

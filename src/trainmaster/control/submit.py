@@ -60,6 +60,7 @@ def submit_once(
     by: str = LOCAL,
     within: Callable[[Connection, str], None] | None = None,
     pinned: bool = False,
+    again_of: str | None = None,
 ) -> tuple[JobRow, bool]:
     """The job that stands for this submission, and whether it is new.
 
@@ -67,7 +68,7 @@ def submit_once(
     OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
     would go on with checkpoints that another job still writes. `within` writes what belongs to the new job, in the same
     transaction; where it raises, there is no job. `pinned`: of a trial, whose `after` has the ids of jobs that there
-    were when its set was submitted.
+    were when its set was submitted. `again_of`: the job that it runs again; the audit trail keeps it.
     """
     spec, word, job_id, price = check(db, spec, load=load, pinned=pinned)
     before = pin_after(db, spec, pinned=pinned).after.jobs
@@ -83,6 +84,8 @@ def submit_once(
             detail: dict[str, object] = {"name": spec.name, "project": spec.project, "target": spec.target}
             if spec.allow:
                 detail["allow"] = spec.allow
+            if again_of is not None:
+                detail["again_of"] = again_of
             after.insert_after(conn, job_id, before)
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
             if within is not None:
@@ -150,7 +153,7 @@ def run_again(
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of another one, from the beginning; and whether it is new."""
     spec = replace(_known(db, job_id).spec, resume_from=None, after=After())
-    return submit_once(db, spec, key=key, load=load, by=by)
+    return submit_once(db, spec, key=key, load=load, by=by, again_of=job_id)
 
 
 def _find_tilde(spec: JobSpec) -> Iterator[Fault]:

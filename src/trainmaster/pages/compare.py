@@ -14,7 +14,7 @@ from trainmaster.api.compare import ComparedRun, Comparison, RunCurve, RunGroup,
 from trainmaster.core.money.cost import Amount, round_cents
 from trainmaster.pages.job import mask_env
 from trainmaster.pages.parts import arguments
-from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.store import costs, events
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
@@ -219,6 +219,12 @@ def _run(
         for name in held_out
         if name not in _NOT_DRAWN and (value := number(held_out, name)) is not None
     }
+    texts = {name: word for name in last if name not in _NOT_DRAWN and (word := sick_text(last, name)) is not None}
+    texts |= {
+        f"{EVAL}{name}": word
+        for name in held_out
+        if name not in _NOT_DRAWN and (word := sick_text(held_out, name)) is not None
+    }
     end = row.ended_at or now
     free = targets.is_free(row.target) and spent.known_cents == 0
     return ComparedRun(
@@ -232,6 +238,7 @@ def _run(
         duration_s=max(0.0, (end - row.started_at).total_seconds()) if row.started_at is not None else None,
         step=whole(last, "step"),
         values=values,
+        texts=texts,
         cost_cents=None if free else round_cents(spent.cents),
         fields=fields,
         group=group,
@@ -242,7 +249,7 @@ def _metrics(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
     """Metrics that any run has, those of most runs first."""
     counts: dict[str, int] = {}
     for run in runs:
-        for name in run.values:
+        for name in (*run.values, *run.texts):
             counts[name] = counts.get(name, 0) + 1
     first = ("loss", f"{EVAL}loss")
     return tuple(sorted(counts, key=lambda name: (name not in first, -counts[name], name))[:_MOST_METRICS])

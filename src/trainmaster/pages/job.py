@@ -24,7 +24,7 @@ from trainmaster.store import jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
-from trainmaster.store.page_rows.runs import find_in_run
+from trainmaster.store.page_rows.runs import find_in_run, find_origin
 from trainmaster.store.rows import AttemptRow, JobRow
 
 _BATCH = 5_000  # events read at once
@@ -67,6 +67,7 @@ def read(
             page,
             price_cents_per_hour=list_prices(db, [job_id])[job_id].cents_per_hour,
             continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
+            again_of=find_origin(db, job_id, project=job.project),
             continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )
 

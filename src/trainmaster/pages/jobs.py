@@ -12,15 +12,16 @@ from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 from trainmaster.pages.cost import figures, list_prices
-from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.pages.parts.run_summary import progress
-from trainmaster.store import events
+from trainmaster.store import audit, events
 from trainmaster.store.attempts import list_machines
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
+SORTED = 500  # the newest, of a list that is sorted by a figure: no index has one
 CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of the job
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -45,7 +46,7 @@ def read(
 
     Costs a handful of queries, whatever the number of jobs and events.
     """
-    limit = max(1, min(limit, MOST))
+    limit = max(1, min(limit, SORTED))
     with db.read():  # one view: the number of jobs and the jobs are of one moment
         place = _parse_cursor(after) if after is not None else None
         rows = list_jobs(
@@ -72,6 +73,26 @@ def read(
     )
 
 
+# How a list is sorted: by what, and whether a high figure is the better one.
+ORDERS: Mapping[str, tuple[str, bool]] = {
+    "loss": ("loss", False),
+    "tokens": ("tokens_per_s", True),
+    "progress": ("step", True),
+    "cost": ("cost_cents", False),
+}
+
+
+def sort(page: JobsPage, order: str, *, limit: int, offset: int) -> JobsPage:
+    """A part of the newest jobs, the best of this order first (`-loss`: last). Jobs without a number are the last."""
+    name, high = ORDERS[order.removeprefix("-")]
+    values = {each.id: getattr(each, name) for each in page.jobs}
+    known = [each for each in page.jobs if values[each.id] is not None]
+    known.sort(key=lambda each: values[each.id], reverse=high != order.startswith("-"))
+    rest = sorted((each for each in page.jobs if values[each.id] is None), key=lambda each: each.loss_text is None)
+    shown = tuple([*known, *rest][offset : offset + limit])
+    return replace(page, jobs=shown, total=len(page.jobs), limit=limit, offset=offset, next=None)
+
+
 def line(db: Database, row: JobRow) -> JobLine:
     """One job as a line of the list, without its cost."""
     return _line(row, events.last_data(db, [row.id], phase="STEP").get(row.id, {}), (None, None))
@@ -82,10 +103,12 @@ def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLi
     steps = events.last_data(db, [row.id for row in rows], phase="STEP")
     costs, machines = figures(db, rows, now=now), list_machines(db, [row.id for row in rows])
     prices = list_prices(db, [row.id for row in rows])
+    origins = audit.list_origins(db, [row.id for row in rows])
     return tuple(
         replace(
             _line(row, steps.get(row.id, {}), costs[row.id], machines.get(row.id, ())),
             price_cents_per_hour=prices[row.id].cents_per_hour,
+            again_of=origins.get(row.id),
         )
         for row in rows
     )
@@ -118,6 +141,8 @@ def _line(
         steps=steps,
         progress=progress(step, steps),
         loss=number(data, "loss"),
+        loss_text=sick_text(data, "loss"),
+        resume_from=row.spec.resume_from,
         tokens_per_s=number(data, "tokens_per_s"),
         created_at=row.created_at,
         started_at=row.started_at,

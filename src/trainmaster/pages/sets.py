@@ -16,7 +16,7 @@ from trainmaster.core.money.cost import round_cents
 from trainmaster.core.states import Status
 from trainmaster.pages import jobs as job_list
 from trainmaster.pages.cost import list_exact
-from trainmaster.pages.parts.downsample import number, whole
+from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.store import events, jobs
 from trainmaster.store.capacity import schedules, searches, sets
 from trainmaster.store.capacity.schedules import ScheduleRow
@@ -131,7 +131,7 @@ def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
                 status=Status(trial.status) if job is None else job.status, step=whole(data, "step"),
                 loss=number(data, "loss"), cost_cents=round_cents(spent[trial.job_id]),
                 message=_UNREADABLE if job is None else job.message,
-                value=number(data, "loss") if search is None else None,
+                value=number(data, "loss") if search is None else None, loss_text=sick_text(data, "loss"),
             )  # fmt: skip
         trials.append(_add_result(shown, told[trial.number]) if trial.number in told else shown)
     best = find_best(trials, goal="min" if search is None else search.goal)

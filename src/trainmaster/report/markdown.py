@@ -22,6 +22,8 @@ def _lines(page: JobPage) -> Iterator[str]:
     yield f"{escape(phrases.sentence(page))}\n"
     if page.to_do and page.status.value == "failed":
         yield f"**What to do:** {escape(page.to_do)}.\n"
+    for words in filter(None, (page.careful, *page.run.warnings)):
+        yield f"**Careful:** {escape(words)}.\n"
     yield "| | |\n|---|---|"
     for figure in phrases.figures(page):
         note = f" ({escape(figure.note)})" if figure.note else ""
@@ -95,7 +97,7 @@ def _attempts(page: JobPage) -> Iterator[str]:
             yield f"{escape(attempt.message)}\n"
         if attempt.ok:
             continue
-        for name, proof in phrases.evidence(attempt):
+        for name, proof in phrases.evidence(attempt, page.run.preflight):
             yield f"{escape(name)}:\n\n{_fence(proof)}\n"
 
 

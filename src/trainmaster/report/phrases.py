@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
-from trainmaster.api.run import Check, Checkpoint, Preflight
+from trainmaster.api.run import Check, Checkpoint, Preflight, Run
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
@@ -76,7 +76,11 @@ def sentence(page: JobPage) -> str:
         done = f"{count(run.step)} of {count(run.steps)} steps" if run.steps else f"{count(run.step)} steps"
     if page.status is Status.COMPLETED:
         took = f" in {duration(page.duration_s)}" if page.duration_s is not None else ""
-        loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None else ""
+        if (page.spec or {}).get("resume_from") and run.step is not None and (run.first_step or 1) > 1:
+            done = f"steps {count(run.first_step)} to {count(run.step)}"
+        if page.continues is not None:
+            took += f", on from {page.continues.name} {page.continues.id[:8]}"
+        loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None or run.sick_since is not None else ""
         return f"{done.capitalize() or 'Finished'}{took}.{loss}"
     if page.status.final or page.message:
         return page.message or (f"Stopped after {done}." if done else "It left no message.")
@@ -112,10 +116,23 @@ def _same_words(row: Check) -> str:
 
 
 def loss_words(page: JobPage) -> str:
-    """First → last, with their ratio."""
+    """First → last, with their ratio. The last number is not the end where what follows it is none."""
     run = page.run
+    if run.sick_since is not None:
+        last = f" (last number {_last_number(run)})" if run.loss_last_step is not None else " from the first step on"
+        return f"{_loss_value(run)}{last}"
     ratio = f" (×{short(run.loss_ratio)})" if run.loss_ratio is not None else ""
     return f"{short(run.loss_first)} → {short(run.loss_last)}{ratio}"
+
+
+def _loss_value(run: Run) -> str:
+    if run.sick_since is None:
+        return f"{short(run.loss_first)} → {short(run.loss_last)}"
+    return "NaN" if run.loss_last_step is None else f"{short(run.loss_first)} → NaN"
+
+
+def _last_number(run: Run) -> str:
+    return f"{short(run.loss_last)} at step {count(run.loss_last_step)}"
 
 
 def figures(page: JobPage) -> list[Figure]:
@@ -125,10 +142,12 @@ def figures(page: JobPage) -> list[Figure]:
 
 def _figures(page: JobPage) -> Iterator[Figure]:
     run = page.run
-    if run.loss_first is not None:
+    if run.loss_first is not None or run.sick_since is not None:
         note = f"×{short(run.loss_ratio)} of the first step" if run.loss_ratio is not None else ""
         sick = f"{count(run.sick_steps)} steps without a number" if run.sick_steps else ""
-        yield Figure(name="Loss", value=f"{short(run.loss_first)} → {short(run.loss_last)}", note=sick or note)
+        if run.sick_since is not None and run.loss_last_step is not None:
+            sick += f"; last number {_last_number(run)}"
+        yield Figure(name="Loss", value=_loss_value(run), note=sick or note)
     if run.eval_loss is not None:
         note = f"perplexity {short(run.perplexity)}" if run.perplexity is not None else ""
         yield Figure(name="Held-out loss", value=short(run.eval_loss), note=note)
@@ -228,13 +247,27 @@ def tally(preflight: Preflight) -> str:
     return ", ".join(f"{verdicts.count(word)} {word.value}" for word in Verdict if word in verdicts)
 
 
-def evidence(attempt: Attempt) -> list[tuple[str, str]]:
-    """Evidence of an attempt as (name, text), in its own order."""
+def evidence(attempt: Attempt, shown: Preflight | None = None) -> list[tuple[str, str]]:
+    """Evidence of an attempt as (name, text), in its own order. `shown`: whose findings stand beside it as a table."""
+    tabled = shown is not None and shown.attempt == attempt.number
     return [
-        (name.replace("_", " "), _proof(value))
+        (name.replace("_", " "), _findings(value) if name == "findings" else _proof(value))
         for name, value in attempt.evidence.items()
-        if value not in (None, [], "")
+        if value not in (None, [], "") and not (tabled and name == "findings")
     ]
+
+
+def _findings(value: object) -> str:
+    """A line for each finding of a check; what does not look like one as it is."""
+    if not isinstance(value, (list, tuple)) or not all(isinstance(row, Mapping) for row in value):
+        return _proof(value)
+    return "\n".join(map(_finding, value))
+
+
+def _finding(row: Mapping[str, Any]) -> str:
+    name = " ".join(str(row[key]) for key in ("check", "device") if row.get(key))
+    words = ": ".join(filter(None, (name, *(str(row[key]) for key in ("verdict", "reason") if row.get(key)))))
+    return f"{words} → {row['action']}" if row.get("action") else words
 
 
 def _proof(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,3 +26,15 @@ def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, off
         query = query.where(t.audit.c.subject == subject)
     with db.read() as conn:
         return [AuditEntry(**row) for row in conn.execute(query).mappings()]
+
+
+def list_origins(db: Database, job_ids: Sequence[str]) -> dict[str, str]:
+    """By job: the one that it runs again. One query along the index of subjects."""
+    subjects = {f"job:{job_id}": job_id for job_id in job_ids}
+    query = select(t.audit.c.subject, t.audit.c.detail).where(
+        t.audit.c.subject.in_(subjects), t.audit.c.action == "job.submit"
+    )
+    with db.read() as conn:
+        rows = conn.execute(query).all() if subjects else ()
+    known = {subjects[subject]: (detail or {}).get("again_of") for subject, detail in rows}
+    return {job_id: origin for job_id, origin in known.items() if isinstance(origin, str)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup, escape
@@ -11,6 +12,8 @@ from trainmaster.api.events import Event
 from trainmaster.core.clean_text import clean
 from trainmaster.core.money.cost import dollars
 from trainmaster.report import formats, phrases
+
+_HASH = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b")  # SHA-1 and SHA-256, as of a working folder
 
 
 def log_line(*, offset: int, label: str, link: str, tone: str, text: Markup) -> Markup:
@@ -47,11 +50,11 @@ def compared(
     for run in runs:
         name, short, cost = _text(run.name), run.id[:8], run.cost_cents
         person = f" · {_text(run.submitted_by)}" if run.submitted_by else ""
-        differing = "".join(f"<td>{_text(run.fields[field])}</td>" for field in fields)
-        values = "".join(
-            f'<td class="num">{formats.short(run.values[metric]) if metric in run.values else formats.ABSENT}</td>'
-            for metric in metrics
-        )
+        differing = "".join(f"<td>{_text(brief(run.fields[field]))}</td>" for field in fields)
+        finals = [
+            formats.short(run.values[m]) if m in run.values else run.texts.get(m, formats.ABSENT) for m in metrics
+        ]
+        values = "".join(f'<td class="num">{final}</td>' for final in finals)
         rows.append(
             f'<tr><td><svg class="swatch" aria-hidden="true" data-colour="{colours[run.id]}"><rect width="100%" '
             f'height="100%" rx="2"/></svg><a href="/jobs/{run.id}">{name}</a><span class="under"><span class="mono">'
@@ -65,9 +68,20 @@ def compared(
     return _ours("".join(rows))
 
 
-def _text(value: str) -> str:
+def brief_text(text: str) -> str:
+    """A value with twelve digits of each hash in it: five whole ones push a table off the screen."""
+    return _HASH.sub(r"\1…", text)
+
+
+def brief(text: str) -> str | Markup:
+    """The same, with the whole value in the title."""
+    short = brief_text(text)
+    return text if short == text else Markup('<span title="{}">{}</span>').format(clean(text), clean(short))
+
+
+def _text(value: str | Markup) -> str:
     """A value of a job, as a template prints it."""
-    return str(escape(clean(value)))
+    return str(value if isinstance(value, Markup) else escape(clean(value)))
 
 
 def _ours(html: str) -> Markup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
@@ -20,6 +20,7 @@ from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
 _SETS = 20  # newest, above the jobs
+Sort = Literal["", "loss", "-loss", "tokens", "-tokens", "progress", "-progress", "cost", "-cost"]
 
 
 @router.get("/")
@@ -33,24 +34,29 @@ def jobs(
     by: str = "",
     limit: dependencies.Limit = 50,
     offset: dependencies.Offset = 0,
+    sort: Sort = "",
     part: bool = False,
 ) -> Response:
     """The list of jobs; with `part`, only the fragment that an open page replaces."""
     seen = dependencies.scope(who, project)
     find, by = clean_word(find), clean_word(by)
+    most, skip = (jobs_page.SORTED, 0) if sort else (limit, offset)
     if status is None and not find and not by:  # a set is one row; its runs are on its own page
-        page = sets_page.read_folded(db, project=seen, limit=limit, offset=offset)
+        page = sets_page.read_folded(db, project=seen, limit=most, offset=skip)
         sets = sets_page.read(db, project=seen, limit=_SETS).sets if not offset else ()
     else:
         page = jobs_page.read(
-            db, status=status, project=seen, find=find or None, by=by or None, limit=limit, offset=offset
+            db, status=status, project=seen, find=find or None, by=by or None, limit=most, offset=skip
         )
         sets = ()
+    every = page.total
+    if sort:
+        page = jobs_page.sort(page, sort, limit=limit, offset=offset)
 
     def link(**changes: object) -> str:
         """The URL of this list with changed parameters; defaults are left out."""
         asked = {"status": status.value if status else None, "project": project, "find": find, "by": by, "limit": limit}
-        asked["offset"] = offset
+        asked |= {"sort": sort, "offset": offset}
         words = {name: value for name, value in {**asked, **changes}.items() if value not in (None, 0, "")}
         if words.get("limit") == 50:
             del words["limit"]
@@ -58,7 +64,9 @@ def jobs(
 
     again = link() + ("&" if "?" in link() else "?") + "part=1"
     template = "jobs_part.html" if part else "jobs.html"
-    return render(template, page=page, link=link, statuses=list(Status), again=again, who=who, sets=sets)
+    return render(
+        template, page=page, link=link, statuses=list(Status), again=again, who=who, sets=sets, sort=sort, every=every
+    )
 
 
 @router.get("/jobs/{uuid}/report")

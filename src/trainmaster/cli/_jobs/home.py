@@ -115,12 +115,15 @@ class HomeJobs(HomeQueue):
         return deliveries.read(self.db, job=job_id).deliveries
 
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
+        return self._submit(spec, key=key)
+
+    def _submit(self, spec: JobSpec, *, key: str | None, again_of: str | None = None) -> Submitted:
         from trainmaster.control import budget, known_targets
         from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
 
         known_targets.refuse_job_file(spec.target, self.home)
-        row, new = submitting.submit_once(self.db, spec, key=key)
+        row, new = submitting.submit_once(self.db, spec, key=key, again_of=again_of)
         return shapes.submitted(row, new=new, note=budget.note_uncounted(self.db, row))
 
     def check(self, spec: JobSpec, *, key: str | None) -> None:
@@ -135,14 +138,15 @@ class HomeJobs(HomeQueue):
         return self._submit_changed(job_id, [*values, f"resume_from={job_id}"])
 
     def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:
-        return self._submit_changed(job_id, [*values, "resume_from=null"])
+        return self._submit_changed(job_id, [*values, "resume_from=null"], again_of=job_id)
 
-    def _submit_changed(self, job_id: str, values: Sequence[str]) -> Submitted:
+    def _submit_changed(self, job_id: str, values: Sequence[str], again_of: str | None = None) -> Submitted:
         from trainmaster.core.schema import to_plain
         from trainmaster.core.spec import parse_spec
         from trainmaster.documents import yaml_file
 
-        return self.submit(parse_spec(yaml_file.override(to_plain(self._row(job_id).spec), values)), key=None)
+        spec = parse_spec(yaml_file.override(to_plain(self._row(job_id).spec), values))
+        return self._submit(spec, key=None, again_of=again_of)
 
     def cancel(self, job_id: str) -> Job:
         from trainmaster.control import submit as submitting

@@ -51,7 +51,7 @@ def print_set(page: SetPage) -> None:
             *(escape(_value(trial.values.get(key))) for key in keys),
             _status(trial),
             str(trial.step) if trial.step is not None else "",
-            _figure(trial.value),
+            (trial.loss_text if trial.value is None and line.metric == "loss" else None) or _figure(trial.value),
             dollars(trial.cost_cents) if trial.cost_cents else "",
         )
     _console.out.print(table)

@@ -129,7 +129,7 @@ def _cells(row: Row, *, curve: int = _WIDTH, machines: int | None = None) -> dic
         "name": _console.plain(job.name),
         "state": state,
         "step": steps,
-        "loss": f"{job.loss:.4f}" if job.loss is not None else "",
+        "loss": job.loss_text or (f"{job.loss:.4f}" if job.loss is not None else ""),
         "curve": f"[cyan]{sparkline(row.curve, width=curve)}[/]",
         "tok/s": f"{job.tokens_per_s:,.0f}" if job.tokens_per_s is not None else "",
         "cost": dollars(job.cost_cents) if job.cost_cents is not None else "",

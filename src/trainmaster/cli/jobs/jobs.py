@@ -102,7 +102,7 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
             _console.paint(line.status) + _remark(line, undriven=undriven),
             line.stage or "",
             _steps(line),
-            f"{line.loss:.4f}" if line.loss is not None else "",
+            line.loss_text or (f"{line.loss:.4f}" if line.loss is not None else ""),
             f"{line.tokens_per_s:,.0f}" if line.tokens_per_s is not None else "",
             age(line.created_at),
         )

@@ -76,7 +76,9 @@ def _print(page: JobPage, place: Mapping[str, str]) -> None:
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
         **place,
+        "careful": escape("; ".join(filter(None, (page.careful, *run.warnings)))),
         "to do": escape(page.to_do or ""),
+        "again from": _name(page.again_of),
         "continues": _name(page.continues),
         "continued as": _name(page.continued_as),
         "submitted": _submitted(page),
@@ -183,4 +185,8 @@ def _price(page: JobPage) -> str | None:
 
 def _loss(page: JobPage) -> str | None:
     first, last = page.run.loss_first, page.run.loss_last
-    return f"{first:.4f} → {last:.4f}" if first is not None and last is not None else None
+    if first is None or last is None:
+        return "NaN" if page.run.sick_since is not None else None
+    if page.run.sick_since is not None:
+        return f"{first:.4f} → NaN (last number {last:.4f} at step {page.run.loss_last_step})"
+    return f"{first:.4f} → {last:.4f}"

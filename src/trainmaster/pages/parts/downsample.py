@@ -18,6 +18,14 @@ def number(data: Mapping[str, Any], name: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def sick_text(data: Mapping[str, Any], name: str) -> str | None:
+    """NaN, Infinity or -Infinity where a metric was written and is no number, None where it is one or is absent."""
+    value = data.get(name)
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity") else None
+
+
 def whole(data: Mapping[str, Any], name: str) -> int | None:
     """A count from zero, or None."""
     value = number(data, name)

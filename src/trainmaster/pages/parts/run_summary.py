@@ -51,6 +51,7 @@ class RunSummary:
     _events: int = 0
     _attempt: int = 0
     _step: int | None = None
+    _first_step: int | None = None
     _last: Mapping[str, Any] = field(default_factory=dict)  # data of the newest STEP
     _start: Mapping[str, Any] = field(default_factory=dict)  # of the newest TRAINING start
     _start_of: int = 0  # and its attempt
@@ -60,6 +61,8 @@ class RunSummary:
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATE_WINDOW))
     _losses: list[float] = field(default_factory=list)  # the first and the last
     _sick_steps: int = 0
+    _sick_since: int | None = None
+    _loss_step: int | None = None  # of the last of `_losses`
     _watch_events: Counter[str] = field(default_factory=Counter)
     _warnings: deque[str] = field(default_factory=lambda: deque(maxlen=_WARNINGS_KEPT))
     _curves: dict[str, Curve] = field(default_factory=lambda: {name: Curve(limit=limit) for name, limit in _LIMITS})
@@ -80,7 +83,7 @@ class RunSummary:
     def add(self, row: Event | ScannedEvent) -> None:
         """One row of an event stream."""
         self.cursor = row.cursor
-        self._attempt = attempt = self.cursor[0]
+        self._attempt = self.cursor[0]
         if row.phase is None:
             self._add_garbage(row)
             return
@@ -91,8 +94,7 @@ class RunSummary:
             case Phase.EVAL_MODEL, "metrics":
                 self._add_eval(row.data)
             case Phase.TRAINING, "start":
-                self._start, self._start_of, self._end = row.data, attempt, {}
-                self._rates.clear()
+                self._begin(row.data)
             case Phase.TRAINING, "end":
                 self._end = row.data
             case Phase.START, "done":
@@ -129,6 +131,8 @@ class RunSummary:
             eval_loss=number(self._eval, "loss"),
             perplexity=number(self._eval, "perplexity"),
             sick_steps=self._sick_steps,
+            sick_since=self._sick_since,
+            loss_last_step=self._loss_step,
             tokens_per_s=rate,
             left_s=left * per_step / rate if left > 0 and rate and per_step else None,
             mfu=number(self._last, "mfu"),
@@ -149,6 +153,7 @@ class RunSummary:
             batch_sequences=whole(self._start, "batch_sequences"),
             data_source=text(self._start, "data_source"),
             resumed_from=whole(self._start, "resumed_from"),
+            first_step=self._first_step,
             host=text(self._project, "host"),
             agent_version=text(self._project, "version"),
             torch=text(self._start, "torch"),
@@ -167,11 +172,18 @@ class RunSummary:
             curves=Curves(**{name: curve.points() for name, curve in self._curves.items()}),
         )
 
+    def _begin(self, data: Mapping[str, Any]) -> None:
+        self._start, self._start_of, self._end = data, self._attempt, {}
+        if self._first_step is None and (before := whole(data, "resumed_from")) is not None:
+            self._first_step = before + 1
+        self._rates.clear()
+
     def _add_step(self, data: Mapping[str, Any]) -> None:
         step = whole(data, "step")
         if step is None:
             return
         self._step, self._last = step, data
+        self._first_step = step if self._first_step is None else self._first_step
         # A loss that is there and is no number is a gap in the curve; one that was never written is no point at all.
         values = {name: number(data, name) for name in _PER_STEP if data.get(name) is not None}
         for name, value in values.items():
@@ -181,7 +193,10 @@ class RunSummary:
             self._rates.append(rate)
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
-        self._sick_steps += "loss" in values and loss is None
+            self._loss_step, self._sick_since = step, None
+        elif "loss" in values:
+            self._sick_steps += 1
+            self._sick_since = step if self._sick_since is None else self._sick_since
 
     def _add_eval(self, data: Mapping[str, Any]) -> None:
         self._eval, step = data, whole(data, "step")

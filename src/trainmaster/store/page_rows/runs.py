@@ -15,6 +15,7 @@ from trainmaster.api.compare import Choice
 from trainmaster.api.jobs import JobName
 from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.states import Status
+from trainmaster.store import audit
 from trainmaster.store import tables as t
 from trainmaster.store.columns import Sound
 from trainmaster.store.database import Database
@@ -119,6 +120,15 @@ def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
             query = select(*COLUMNS).where(t.jobs.c.id.in_(ids[first : first + _AT_ONCE]))
             found |= {job.id: job for job in read_each(read_job, conn.execute(query).mappings())}
     return [found[job_id] for job_id in ids if job_id in found]
+
+
+def find_origin(db: Database, job_id: str, *, project: str) -> JobName | None:
+    """The job that this one runs again, where it is there still."""
+    first = audit.list_origins(db, [job_id]).get(job_id)
+    j = t.jobs.c
+    with db.read() as conn:
+        row = conn.execute(select(j.id, j.name).where(j.id == first, j.project == project)).first() if first else None
+    return JobName(id=row[0], name=row[1]) if row is not None else None
 
 
 def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:

@@ -37,6 +37,8 @@ def show_comparison(
     group: Metric = "",
     find: str = "",
     without: str = "",
+    log: bool = False,
+    time: bool = False,
 ) -> Response:
     """The runs of `jobs` (ids with commas between) and of every `job`; without any, the picker alone."""
     ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
@@ -46,6 +48,7 @@ def show_comparison(
 
     def here(**changes: object) -> str:
         asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
+        asked |= {"log": "1" if log else None, "time": "1" if time else None}
         return link("/compare", **{**asked, **changes})
 
     fields = [part.field for part in page.differences if part.field != "name"][:_FIELDS]
@@ -63,6 +66,11 @@ def show_comparison(
         rows=rows.compared(page.runs, fields=fields, metrics=columns, colours=colours),
         colours=colours,
         keys=_keys(page.runs, colours),
+        brief=rows.brief,
+        brief_text=rows.brief_text,
+        projects=len({run.project for run in page.runs}),
+        log=log,
+        time=time,
         who=who,
     )
 

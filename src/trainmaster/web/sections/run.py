@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, HTTPException
@@ -14,6 +14,7 @@ from trainmaster.api.events import Events
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.roles import Role
 from trainmaster.pages import artifacts, deliveries, events, job_cost, transitions
+from trainmaster.pages.parts.downsample import sick_text
 from trainmaster.report import html
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
@@ -137,8 +138,8 @@ def _csv(db: Database, job_id: str) -> Iterator[str]:
             if row.phase == "CHECKPOINT":
                 continue
             at = row.ts.isoformat() if row.ts is not None else ""
-            for name, value in row.data.items():
-                if name != "step" and isinstance(value, int | float) and not isinstance(value, bool):
+            for name, value in _numbers(row.data):
+                if name != "step":
                     # A name that begins a formula is text all the same.
                     safe = f"'{name}" if name[:1] in "=+-@\t\r" else name
                     table.writerow([row.cursor[0], at, kind, row.data.get("step"), safe, value])
@@ -149,3 +150,12 @@ def _csv(db: Database, job_id: str) -> Iterator[str]:
         if len(batch) < _BATCH:
             break
     yield text.getvalue()
+
+
+def _numbers(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Metrics of a row. One that is no number is a row too: without it a run that diverged looks as if it had ended."""
+    for name, value in data.items():
+        if sick_text(data, name) is not None:
+            yield name, float(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value

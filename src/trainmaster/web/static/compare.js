@@ -32,12 +32,39 @@
       return { run, kept };
     });
   };
+  // Where the values reach a hundred times as far as those of half the runs: the part that can be read, and who leaves it.
+  const middle = (drawn, left, right, low, high) => {
+    const spans = [], all = [];
+    for (const { run, kept } of drawn) {
+      const ys = kept.filter((p) => p && p[0] >= left && p[0] <= right).map((p) => p[1]);
+      if (ys.length) spans.push({ run, low: Math.min(...ys), high: Math.max(...ys) });
+      if (drawn.length === 1) all.push(...ys);
+    }
+    const sorted = (list) => list.sort((a, b) => a - b), lows = sorted(spans.map((s) => s.low)), highs = sorted(spans.map((s) => s.high));
+    let bottom = lows[Math.ceil((lows.length - 1) / 2)], top = highs[Math.floor((highs.length - 1) / 2)];
+    if (all.length) { sorted(all); bottom = all[Math.floor(all.length * 0.01)]; top = all[Math.ceil(all.length * 0.99) - 1]; }
+    const wide = top - bottom || Math.abs(top) / 10;
+    if (!(wide > 0) || high - low <= 100 * wide) return null;
+    const inside = (list, holds) => list.filter(holds);
+    const cut = { low: Math.min(bottom, ...inside(lows, (y) => y >= bottom - 10 * wide)), high: Math.max(top, ...inside(highs, (y) => y <= top + 10 * wide)) };
+    cut.names = spans.filter((s) => s.low < cut.low || s.high > cut.high).map((s) => s.run.name);
+    cut.text = high > cut.high ? `up to ${show(high)}` : `down to ${show(low)}`;
+    return cut;
+  };
+  const tell = (cut) => {
+    const note = field("cut");
+    note.hidden = !cut;
+    if (cut) note.firstElementChild.textContent = `${cut.names.slice(0, 3).join(", ")}${cut.names.length > 3 ? ` and ${cut.names.length - 3} more` : ""} ${cut.names.length > 1 ? "go" : "goes"} beyond this axis, ${cut.text}.`;
+  };
   const bounds = (drawn) => {
     let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const { kept } of drawn) for (const p of kept) if (p) { left = Math.min(left, p[0]); right = Math.max(right, p[0]); }
     if (view) [left, right] = view;
     for (const { kept } of drawn) for (const p of kept) if (p && p[0] >= left && p[0] <= right) { low = Math.min(low, p[1]); high = Math.max(high, p[1]); }
     if (!(high >= low)) return null;
+    const cut = field("log-scale").checked ? null : middle(drawn, left, right, low, high);
+    tell(cut);
+    if (cut && !field("all-values").checked) [low, high] = [cut.low, cut.high];
     if (high === low) { low -= Math.abs(low) / 10 || 1; high += Math.abs(high) / 10 || 1; }
     return { left, right: right > left ? right : left + 1, low, high };
   };
@@ -61,6 +88,7 @@
     const low = f(limits.low), high = f(limits.high), pad = (high - low) * 0.05 || 1;
     const across = (x) => edge.left + ((x - limits.left) / (limits.right - limits.left)) * (width - edge.left - edge.right);
     const down = (y) => edge.top + ((high + pad - f(y)) / (high - low + 2 * pad)) * (height - edge.top - edge.bottom);
+    canvas.dataset.high = limits.high;
     scale = { ...limits, across, back: (px) => limits.left + ((px - edge.left) / (width - edge.left - edge.right)) * (limits.right - limits.left), drawn };
     pen.lineWidth = 1;
     for (const y of ticks(low - pad, high + pad, 5)) {
@@ -117,7 +145,12 @@
     const act = { ArrowLeft: () => read(at - step), ArrowRight: () => read(at + step), "+": () => zoomBy(0.5), "=": () => zoomBy(0.5), "-": () => zoomBy(2), "0": () => zoom(0, 0) }[e.key];
     if (act) { e.preventDefault(); act(); }
   });
-  for (const id of ["by-time", "log-scale", "smooth"]) field(id).addEventListener("input", () => { if (id === "by-time") view = null; later(); });
+  const keep = () => { // in the link that is passed on
+    const link = field("permalink"), address = new URL(link.href);
+    for (const [id, name] of [["by-time", "time"], ["log-scale", "log"]]) if (field(id).checked) address.searchParams.set(name, "1"); else address.searchParams.delete(name);
+    link.href = address.pathname + address.search;
+  };
+  for (const id of ["by-time", "log-scale", "smooth", "all-values"]) field(id).addEventListener("input", () => { if (id === "by-time") view = null; keep(); later(); });
   field("whole").addEventListener("click", () => zoom(0, 0));
   dark.addEventListener("change", () => { paint(); later(); });
   new ResizeObserver(later).observe(canvas);

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from trainmaster import targets
-from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
+from trainmaster.api.costs import Bound, BudgetLine, CostPage, JobSpending, ProjectSpending, SpendingLine
 from trainmaster.core.money.cost import Amount, Cents, Span, add_up, burn, forecast, month_of, round_cents
+from trainmaster.pages.parts.usage import by_person, by_project, by_target, list_lines
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import JobSum
@@ -49,6 +50,11 @@ def read(
             charges = costs.list_charges(conn, project=project, closed=False)
             closed = costs.sum_jobs(conn, project=project, windows=windows)
         by_window = dict(zip(windows, closed, strict=True))
+        groups: list[costs.GroupSum] = []
+        if job is None:
+            (groups,) = costs.sum_groups(
+                conn, charges, project=project, free=_free_targets(), now=now, windows=[window]
+            )
         for when, charge in ((when, charge) for when in windows for charge in charges):
             if when is None or charge.touches(when, now=now):
                 _, known, unknown = by_window[when].get(charge.job_id, ("", 0.0, 0))
@@ -81,14 +87,24 @@ def read(
             for row in rows
         ),
         more=len(sums) - len(rows),
-        projects=_projects(sums, rates, unpriced),
+        projects=_projects(sums, rates, unpriced, list_lines(groups, by_project)),
+        people=list_lines(groups, by_person),
+        targets=list_lines(groups, by_target),
         budgets=tuple(_budget(row, by_window[row.window(now)], unpriced) for row in budgets),
         made_at=now,
     )  # fmt: skip
 
 
-def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[Cents | None, Cents | None]]:
-    """Cost so far and forecast of each of these jobs, as `round_cents` gives them, for a page of other things too."""
+class Figures(NamedTuple):
+    """Cost of a job, as `round_cents` gives it."""
+
+    so_far: Cents | None = None
+    at_end: Cents | None = None
+    bound: Bound | None = None  # the limit that the forecast is made of; None: the pace of the job
+
+
+def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, Figures]:
+    """Cost so far and forecast of each of these jobs, for a page of other things too."""
     rows = list(listed)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
@@ -98,21 +114,18 @@ def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[st
         going = [row for row in rows if row.stage is not None and any(span.cents_per_hour for span in spans[row.id])]
         earlier = list_earlier(conn, going, now=now)
     left, timeouts = eta.list_left(db, going, now=now), eta.list_timeouts(db, going, now=now)
-    by_job: dict[str, tuple[Cents | None, Cents | None]] = {}
+    by_job: dict[str, Figures] = {}
     for row in rows:
         if is_unpriced(row, spans[row.id]):
-            by_job[row.id] = (None, None)
+            by_job[row.id] = Figures()
             continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
+        left_s, timeout_s = 0.0 if row.stage is None else left.get(row.id), timeouts.get(row.id)
         ahead = forecast_job(
-            row,
-            amount,
-            per_hour,
-            left_s=0.0 if row.stage is None else left.get(row.id),
-            timeout_s=timeouts.get(row.id),
-            earlier_cents=earlier.get(row.id, 0.0),
+            row, amount, per_hour, left_s=left_s, timeout_s=timeout_s, earlier_cents=earlier.get(row.id, 0.0)
         )
-        by_job[row.id] = (round_cents(amount.cents), ahead)
+        bound = find_bound(amount, ahead, per_hour, left_s=left_s, timeout_s=timeout_s)
+        by_job[row.id] = Figures(round_cents(amount.cents), ahead, bound)
     return by_job
 
 
@@ -190,6 +203,17 @@ def forecast_job(
     )
 
 
+def find_bound(
+    amount: Amount, ahead: Cents | None, per_hour: float, *, left_s: float | None, timeout_s: float | None
+) -> Bound | None:
+    """The limit that a forecast is made of, where nothing says how long the job still needs."""
+    if ahead is None or left_s is not None or not per_hour:
+        return None
+    at_timeout = amount.known_cents + per_hour * timeout_s / 3600 if timeout_s is not None else math.inf
+    # The cap is the lower one where it is what the forecast came to; both are rounded.
+    return "timeout_s" if at_timeout <= ahead + 1 else "max_cost"
+
+
 def cap_cents(row: JobRow) -> float | None:
     """Its own cap, which holds for its whole run; not rounded: it may be under a cent."""
     cap = row.spec.limits.max_cost
@@ -237,14 +261,19 @@ def _job(
         forecast_cents=None if unpriced else ahead,
         max_cost_cents=round_cents(cap_cents(row)),
         submitted_by=row.submitted_by,
+        forecast_bound=find_bound(whole, ahead, per_hour, left_s=left_s, timeout_s=timeout_s),
     )
 
 
 def _projects(
-    sums: Mapping[str, JobSum], rates: Mapping[str, float], unpriced: Collection[str]
+    sums: Mapping[str, JobSum],
+    rates: Mapping[str, float],
+    unpriced: Collection[str],
+    used: Iterable[SpendingLine],
 ) -> tuple[ProjectSpending, ...]:
     """The sums of each project, by name."""
     groups: dict[str, list[str]] = {}
+    gpu_hours = {line.name: line.gpu_hours for line in used}
     for job_id, each in sums.items():
         groups.setdefault(each.project, []).append(job_id)
     lines = []
@@ -260,6 +289,7 @@ def _projects(
                 cents=None if unknown else round_cents(whole.cents),
                 known_cents=round_cents(whole.known_cents),
                 cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members) if rates else 0.0,
+                gpu_hours=gpu_hours.get(name, 0.0),
             )
         )
     return tuple(lines)

@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from trainmaster import targets
-from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
+from trainmaster.api.costs import Bound, BudgetLine, CostPage, JobSpending, ProjectSpending
 from trainmaster.core.money.cost import Amount, Cents, Span, Window, add_up, burn, forecast, month_of, round_cents
+from trainmaster.pages.parts.usage import by_person, by_project, by_target, list_lines
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import Charge
@@ -42,16 +43,19 @@ def read(
     now = now or datetime.now(UTC)
     window = month_of(month) if month is not None else None
     most = max(1, min(limit, MOST))
+    free = _free_targets()
     with db.read() as conn:
         budgets = costs.list_budgets(conn, project=project) if job is None else []
         windows = list(dict.fromkeys([window, *(row.window(now) for row in budgets)]))
         if job is not None:  # all of its charges: there are few
             charges, closed = costs.list_charges(conn, jobs=[job]), [_NOTHING]
         else:
-            free = _free_targets()
             closed, ids = cost_sums.sum_jobs(conn, project=project, free=free, windows=windows, most=most)
             charges = costs.list_charges(conn, jobs=ids, closed=False) if ids else []
         by_window = dict(zip(windows, closed, strict=True))
+        groups: list[costs.GroupSum] = []
+        if job is None:
+            (groups,) = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=[window])
         going = {when: _add_charges(each.others, charges, when, now=now) for when, each in by_window.items()}
         # Asked only where a cost of nothing is to be judged: the stated prices are in the specs.
         unpaid = {job_id for part in going.values() for job_id, each in part.items() if each.known_cents == 0}
@@ -68,6 +72,7 @@ def read(
         for charge in costs.list_charges(conn, jobs=dearest) if dearest else ():
             spans[charge.job_id].extend(charge.spans)
         earlier = list_earlier(conn, rows, now=now)
+    gpu_hours = {line.name: line.gpu_hours for line in list_lines(groups, by_project)}
     left, timeouts = eta.list_left(db, rows, now=now), eta.list_timeouts(db, rows, now=now)
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
@@ -80,14 +85,27 @@ def read(
             for row in rows
         ),
         more=sum(each.jobs for each in projects[window].values()) - len(rows),
-        projects=tuple(_project(each, rates[each.project]) for _, each in sorted(projects[window].items())),
+        projects=tuple(
+            _project(each, rates[each.project], gpu_hours.get(name, 0.0))
+            for name, each in sorted(projects[window].items())
+        ),
+        people=list_lines(groups, by_person),
+        targets=list_lines(groups, by_target),
         budgets=tuple(_budget(row, projects[row.window(now)].get(row.project)) for row in budgets),
         made_at=now,
     )  # fmt: skip
 
 
-def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[Cents | None, Cents | None]]:
-    """Cost so far and forecast of each of these jobs, as `round_cents` gives them, for a page of other things too."""
+class Figures(NamedTuple):
+    """Cost of a job, as `round_cents` gives it."""
+
+    so_far: Cents | None = None
+    at_end: Cents | None = None
+    bound: Bound | None = None  # the limit that the forecast is made of; None: the pace of the job
+
+
+def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, Figures]:
+    """Cost so far and forecast of each of these jobs, for a page of other things too."""
     rows = list(listed)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
@@ -97,21 +115,18 @@ def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[st
         going = [row for row in rows if row.stage is not None and any(span.cents_per_hour for span in spans[row.id])]
         earlier = list_earlier(conn, going, now=now)
     left, timeouts = eta.list_left(db, going, now=now), eta.list_timeouts(db, going, now=now)
-    by_job: dict[str, tuple[Cents | None, Cents | None]] = {}
+    by_job: dict[str, Figures] = {}
     for row in rows:
         if is_unpriced(row, spans[row.id]):
-            by_job[row.id] = (None, None)
+            by_job[row.id] = Figures()
             continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
+        left_s, timeout_s = 0.0 if row.stage is None else left.get(row.id), timeouts.get(row.id)
         ahead = forecast_job(
-            row,
-            amount,
-            per_hour,
-            left_s=0.0 if row.stage is None else left.get(row.id),
-            timeout_s=timeouts.get(row.id),
-            earlier_cents=earlier.get(row.id, 0.0),
+            row, amount, per_hour, left_s=left_s, timeout_s=timeout_s, earlier_cents=earlier.get(row.id, 0.0)
         )
-        by_job[row.id] = (round_cents(amount.cents), ahead)
+        bound = find_bound(amount, ahead, per_hour, left_s=left_s, timeout_s=timeout_s)
+        by_job[row.id] = Figures(round_cents(amount.cents), ahead, bound)
     return by_job
 
 
@@ -195,6 +210,17 @@ def forecast_job(
     )
 
 
+def find_bound(
+    amount: Amount, ahead: Cents | None, per_hour: float, *, left_s: float | None, timeout_s: float | None
+) -> Bound | None:
+    """The limit that a forecast is made of, where nothing says how long the job still needs."""
+    if ahead is None or left_s is not None or not per_hour:
+        return None
+    at_timeout = amount.known_cents + per_hour * timeout_s / 3600 if timeout_s is not None else math.inf
+    # The cap is the lower one where it is what the forecast came to; both are rounded.
+    return "timeout_s" if at_timeout <= ahead + 1 else "max_cost"
+
+
 def cap_cents(row: JobRow) -> float | None:
     """Its own cap, which holds for its whole run; not rounded: it may be under a cent."""
     cap = row.spec.limits.max_cost
@@ -242,6 +268,7 @@ def _job(
         forecast_cents=None if unpriced else ahead,
         max_cost_cents=round_cents(cap_cents(row)),
         submitted_by=row.submitted_by,
+        forecast_bound=find_bound(whole, ahead, per_hour, left_s=left_s, timeout_s=timeout_s),
     )
 
 
@@ -272,7 +299,7 @@ def _projects(
     return sums
 
 
-def _project(sums: JobSum, per_hour: float) -> ProjectSpending:
+def _project(sums: JobSum, per_hour: float, gpu_hours: float) -> ProjectSpending:
     known = round_cents(sums.known_cents)
     return ProjectSpending(
         project=sums.project,
@@ -281,6 +308,7 @@ def _project(sums: JobSum, per_hour: float) -> ProjectSpending:
         cents=None if sums.unknown else known,
         known_cents=known,
         cents_per_hour=per_hour,
+        gpu_hours=gpu_hours,
     )
 
 

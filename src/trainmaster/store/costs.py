@@ -6,9 +6,9 @@ they are what costs: each from its launch until the cloud said that it is gone, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
@@ -23,8 +23,12 @@ _AT_ONCE = 500  # ids in one query
 ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
+_FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
+# As text: a number that is none would end the query.
+_NODES = Sound(_JOBS.spec)["resources"]["nodes"].as_string()
+_EACH = Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -156,7 +160,7 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
     more. The rest is what `list_charges(closed=False)` gives.
     """
     rows = _sum_closed(conn, (_JOBS.project,), project=project, windows=[window])[0]
-    return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, _ in rows}
+    return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, *_ in rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +172,7 @@ class GroupSum:
     target: str
     amount: Amount
     attempts: int
+    gpu_hours: float  # of what they held: nodes × processes_per_node, from when they were placed until given back
 
 
 def sum_groups(
@@ -182,40 +187,71 @@ def sum_groups(
     unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
-    keys = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, price)
+    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target)
+    keys = (*owner, _NODES, _EACH, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
     for first in range(0, len(ids), _AT_ONCE):
-        query = select(_JOBS.id, *keys[:3], unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
+        query = select(_JOBS.id, *owner, _NODES, _EACH, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
         owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
+    # Nothing after `now`: the page of a project must not be of a later moment than that of all.
+    until = [_until(window, now) for window in windows]
     groups = []
-    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=windows), strict=True):
-        sums: dict[tuple[Any, ...], tuple[Amount, int]] = {}
-        for *key, nobody_stated, known, unknown, attempts in rows:
-            amount, before = sums.get(tuple(key), (Amount(), 0))
+    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=until), strict=True):
+        sums: dict[tuple[Any, ...], tuple[Amount, int, float]] = {}
+
+        for *key, nobody_stated, known, unknown, attempts, hours in rows:
             part = Amount(known_cents=known, unknown=attempts if nobody_stated else unknown)
-            sums[tuple(key)] = (amount + part, before + attempts)
+            _add(sums, key, part, attempts=attempts, hours=hours)
         for charge in going:
             if window is None or charge.touches(window, now=now):
                 *key, nobody_stated = owners[charge.job_id]
-                amount, before = sums.get(tuple(key), (Amount(), 0))
                 part = add_up(charge.spans, now=now, window=window)
                 if nobody_stated and all(span.cents_per_hour == 0 for span in charge.spans):
                     part = Amount(unknown=1)
-                sums[tuple(key)] = (amount + part, before + 1)
+                # Of rented machines each has a span of its own.
+                seconds = [span.seconds(now=now, window=window) for span in charge.spans]
+                _add(sums, key, part, attempts=1, hours=sum(seconds) / len(seconds) / 3600)
         groups.append(
             [
-                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts)
-                for key, (amount, attempts) in sums.items()
+                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts, gpu_hours=held)
+                for key, (amount, attempts, held) in sums.items()
             ]
         )
     return groups
 
 
+def _until(window: Window | None, now: datetime) -> Window:
+    start, end = (window.start, window.end) if window is not None else (_FIRST_TIME, now)
+    return Window(start=min(start, now), end=min(end, now))
+
+
+def _add(
+    sums: dict[tuple[Any, ...], tuple[Amount, int, float]], key: Sequence[Any], part: Amount, *, attempts: int,
+    hours: float,
+) -> None:  # fmt: skip
+    *whose, nodes, each = key
+    amount, before, held = sums.get(tuple(whose), (Amount(), 0, 0.0))
+    sums[tuple(whose)] = (amount + part, before + attempts, held + hours * _count(nodes) * _count(each))
+
+
+def count_gpus(spec: Mapping[str, Any]) -> int:
+    """GPUs that a job holds, of a spec that was not validated."""
+    resources = spec.get("resources")
+    stated = resources if isinstance(resources, Mapping) else {}
+    nodes, each = (stated.get(name) for name in ("nodes", "processes_per_node"))
+    return _count(str(nodes)) * _count(str(each))
+
+
+def _count(text: str | None) -> int:
+    """A number of nodes or processes in a spec; 1 where it states none, or nothing that is a number."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 8 else 1
+
+
 def _sum_closed(
     conn: Connection, keys: Sequence[ColumnElement[Any]], *, project: str | None, windows: Sequence[Window | None]
 ) -> list[list[Any]]:
-    """For each window, rows of the keys, known cents, unknown parts and attempts.
+    """For each window, rows of the keys, known cents, unknown parts, attempts and hours.
 
     One pass over the attempts, whatever the number of windows: behind each of them is a job with its whole spec.
     """
@@ -240,12 +276,13 @@ def _sum_closed(
             func.sum(case((inside, spans.price * held_h))),
             func.sum(case((and_(inside, spans.price.is_(None)), 1), else_=0)),
             func.sum(case((inside, 1), else_=0)),
+            func.sum(case((inside, held_h))),
         ]
     own = [spans[f"key_{place}"] for place in range(len(keys))]
     size, rows = len(own), conn.execute(select(*own, *columns).group_by(*own)).all()
     return [
-        [(*row[:size], row[at] or 0.0, row[at + 1], row[at + 2]) for row in rows if row[at + 2]]
-        for at in range(size, size + 3 * len(windows), 3)
+        [(*row[:size], row[at] or 0.0, *row[at + 1 : at + 3], row[at + 3]) for row in rows if row[at + 2]]
+        for at in range(size, size + 4 * len(windows), 4)
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
@@ -194,7 +195,8 @@ def creating() -> Iterator[None]:
     except AccessRefused as error:
         raise Refused(403, error.code, str(error)) from error
     except OverBudget as error:
-        raise Refused(402, "over_budget", str(error)) from error
+        links = ((f"Cost of {error.project}", f"/cost?{urlencode({'project': error.project})}"),)
+        raise Refused(402, "over_budget", str(error), links=links) from error
     except Unreachable:
         raise
     except (UsageError, TargetError) as error:

@@ -60,7 +60,6 @@ _SHOWN = 60  # characters of the words before a number
 class Said:
     """One printed line: its words, with # for each number, and the numbers."""
 
-    text: str
     words: str
     numbers: tuple[float, ...]
     written: tuple[str, ...]
@@ -140,7 +139,8 @@ def judge(
     if not compared:
         return None
     left = f"; {unlike} that differ between the two undisturbed runs, as times, were not compared" if unlike else ""
-    return ok(f"{compared} numbers that it prints after a resume are those of the undisturbed run{left}")
+    within = "" if ground.repeatable or noise is None else f", losses within {_NOISE * noise:.3g}"
+    return ok(f"{compared} numbers that it prints after a resume are those of the undisturbed run{within}{left}")
 
 
 def _tell(others: Sequence[_Other], compared: int) -> Finding:
@@ -284,7 +284,6 @@ def parse(lines: Sequence[str]) -> Iterator[Said]:
             mean = before and gap.strip() == "("  # `Loss 2.31 (2.40)`
             before.append(f"average {before[-1]}" if mean else _BETWEEN.split(gap)[-1].strip(" '\":="))
         yield Said(
-            text=" ".join(text.split()),
             words="#".join(" ".join(gap.split()) for gap in gaps),
             numbers=tuple(float(number[0].replace(",", "").replace("_", "")) for number in found),
             written=tuple(number[0] for number in found),

@@ -20,6 +20,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -243,33 +244,70 @@ def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minut
 
     writer = threading.Thread(target=live)
     writer.start()
+    addresses = {"run": f"{url}/jobs/{story.id}", "log": f"{url}/jobs/{story.id}/logs?stream=rank-0.log"}
+    open_ = contextlib.ExitStack()
     try:
         tabs: dict[str, tuple[Page, CDPSession]] = {}
-        for name, path in (("run", ""), ("log", "/logs?stream=rank-0.log")):
+        for name, address in addresses.items():
             tab = browser.new_page()
             time.sleep(3)
-            tab.goto(f"{url}/jobs/{story.id}{path}")
+            tab.goto(address)
             tabs[name] = (tab, tab.context.new_cdp_session(tab))
+        others = {name: open_.enter_context(unwatched(address)) for name, address in addresses.items()}
+        time.sleep(10)  # they load
         seen: dict[str, list[tuple[float, float, int]]] = {name: [] for name in tabs}
-        begun = time.monotonic()
-        print(f"memory over {minutes:g} min of a live run of ten steps and ten lines of log a second:")
-        while (age := time.monotonic() - begun) < 60 * minutes:
-            time.sleep(min(30.0, 60 * minutes / 10))
+        begun, every_s, told = time.monotonic(), min(30.0, 60 * minutes / 10), 0.0
+        print(f"memory over {minutes:g} min of a live run of ten steps and ten lines of log a second:", flush=True)
+        while (age := (time.monotonic() - begun) / 60) < minutes + every_s / 60:
             for name, (_, session) in tabs.items():
                 session.send("HeapProfiler.collectGarbage")
                 heap = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
                 nodes = session.send("Memory.getDOMCounters")["nodes"]
-                seen[name].append((age / 60, heap, nodes))
+                seen[name].append((age, heap, nodes))
+            if age >= told:
+                shown = "; ".join(
+                    f"{name} {points[-1][1]:.2f} MB, {points[-1][2]} nodes, process {tab_mb(others[name]):.0f} MB"
+                    for name, points in seen.items()
+                )
+                print(f"    minute {age:4.1f}: {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
+                told += minutes / 12
+            time.sleep(every_s)
         for name, points in seen.items():
             half = points[len(points) // 3 :]  # once the page has what it keeps
             slope = statistics.linear_regression([p[0] for p in half], [p[1] for p in half]).slope if half[1:] else 0
-            shown = ", ".join(f"{p[1]:.1f}" for p in points[:: max(1, len(points) // 8)])
-            print(f"    {name}: heap MB {shown}; last two thirds {60 * slope:+.2f} MB an hour; "
+            print(f"    {name}: last two thirds {60 * slope:+.2f} MB an hour; "
                   f"nodes {points[0][2]} to {points[-1][2]}, at most {max(p[2] for p in points)}")  # fmt: skip
     finally:
         stop.set()
         writer.join()
+        open_.close()
     story.end_attempt().finish(Status.COMPLETED)
+
+
+@contextlib.contextmanager
+def unwatched(url: str) -> Iterator[int]:
+    """A browser with this tab and no developer tools, which keep every answer of the server beside the page."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        words = [CHROMIUM, *ARGUMENTS, "--headless=new", f"--user-data-dir={profile}", url]
+        quiet = subprocess.DEVNULL
+        browser = subprocess.Popen(words, stdout=quiet, stderr=quiet, start_new_session=True)
+        try:
+            yield browser.pid
+        finally:
+            os.killpg(browser.pid, 15)  # a group of its own, made above
+            browser.wait(30)
+
+
+def tab_mb(browser: int) -> float:
+    """Memory of the process of a browser's tab that no other process shares, beside the frame around it."""
+    kb = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # one that has ended
+            words = (place / "cmdline").read_bytes()
+            if b"--type=renderer" in words and b"webui" not in words and os.getpgid(int(place.name)) == browser:
+                lines = (place / "smaps_rollup").read_text().splitlines()
+                kb += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kb / 1024
 
 
 def report(name: str, times_ms: list[float], more: str = "") -> None:

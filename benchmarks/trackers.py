@@ -7,7 +7,9 @@ Each product is installed from PyPI into an environment of its own below FOLDER,
 recommends (tracker_writers.py), and served by its own command with its default settings. A page is loaded when its
 picture has stopped to change: Chromium sends a frame for each change, and the time of the last one counts, for every
 product alike. Spinners count as changes. What a page needs to show the curves (a click, a choice) is part of its load.
-What was written is kept in FOLDER, so that the pages alone can be measured again.
+What was written is kept in FOLDER, so that the pages alone can be measured again; two calls with `--only` and
+`--no-pages` write two products at a time. Pages are measured in turns, a round of each product after the other, all
+servers being up: what else the machine does is then the same for all.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -31,14 +34,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+# Some pages ask others for scripts and fonts, and wait where the internet is neither there nor refused at once.
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", ALONE]
 MANY = 200  # runs in one chart; the most that a comparison of Trainmaster takes
 STILL_S, LONGEST_S = 3.0, 180.0
 PRODUCTS = ("trainmaster", "mlflow", "aim", "tensorboard")
+Opened = Callable[[Page, str, dict[str, Any]], str]  # opens a page of what was written; where its charts are
 
 
 def main() -> None:
@@ -52,37 +58,42 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="page for the table")
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
+    pythons: dict[str, str] = {}
     for product in options.only.split(","):
-        work = options.folder / f"{product}-{options.runs}x{options.points}"
         print(f"{product} …", flush=True)
         try:
-            python = install(product, options.folder)
-            written = write(product, python, work, options)
-            pages = {} if options.no_pages else measure(product, python, work, written, options)
-            results[product] = {**written, **pages}
+            pythons[product] = install(product, options.folder)
+            results[product] = write(product, pythons[product], place(product, options), options)
         except Exception as error:  # one product that fails is said in its row, and the others are measured
             results[product] = {"fault": " ".join(str(error).split())[:300]}
-        shown = {name: value for name, value in results[product].items() if name != "ids"}
-        print(f"{product}: {json.dumps(shown)}", flush=True)
+    if not options.no_pages:
+        measure(results, pythons, options)
+    for product, row in results.items():
+        print(f"{product}: {json.dumps({name: value for name, value in row.items() if name != 'ids'})}", flush=True)
     page = render(results, options)
     print(page)
     if options.write is not None:
         options.write.write_text(page, encoding="utf-8")
 
 
+def place(product: str, options: argparse.Namespace) -> Path:
+    found: Path = options.folder / f"{product}-{options.runs}x{options.points}"
+    return found
+
+
 def install(product: str, folder: Path) -> str:
     """The Python of the product's environment, which is made where it is not there."""
     if product == "trainmaster":
         return sys.executable
-    place = folder.resolve() / f"env-{product}"
-    if not (place / "bin" / product).exists():
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    home = folder.resolve() / f"env-{product}"
+    if not (home / "bin" / product).exists():
+        subprocess.run([sys.executable, "-m", "venv", home], check=True)
         made = subprocess.run(
-            [place / "bin" / "pip", "install", "-q", product], capture_output=True, text=True, check=False
+            [home / "bin" / "pip", "install", "-q", product], capture_output=True, text=True, check=False
         )
         if made.returncode:
             raise RuntimeError(f"pip install {product}: {made.stderr.strip().splitlines()[-1]}")
-    return str(place / "bin" / "python")
+    return str(home / "bin" / "python")
 
 
 def write(product: str, python: str, work: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -101,9 +112,10 @@ def write(product: str, python: str, work: Path, options: argparse.Namespace) ->
         ask = f"from importlib.metadata import version; print(version({product!r}))"
         version = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
         told = json.loads(made.stdout.strip().splitlines()[-1])
-        done.write_text(json.dumps({**told, "disk_mb": round(size / 1e6, 1), "version": version}))
-    found: dict[str, Any] = json.loads(done.read_text())
-    return found
+        found = {"written": options.runs, **told, "disk_mb": round(size / 1e6, 1), "version": version}
+        done.write_text(json.dumps(found))
+    read: dict[str, Any] = json.loads(done.read_text())
+    return read | {each: round(read[each] / read["written"], 2) for each in ("write_s", "write_cpu_s")}
 
 
 @contextlib.contextmanager
@@ -113,22 +125,24 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
         port = free.getsockname()[1]
     bin_, here = Path(python).parent, work.resolve()
     at = ["--host", "127.0.0.1", "--port", str(port)]
+    # On a busy machine its four workers take longer to start than the 5 s after which it ends them, for ever.
+    patient = ["--uvicorn-opts", "--timeout-worker-healthcheck 120"]
     command = {
         "trainmaster": [bin_ / "trainmaster", "serve", "--home", here, "--trust-loopback", *at],
-        "mlflow": [bin_ / "mlflow", "server", "--backend-store-uri", f"sqlite:///{here}/mlflow.db", *at],
+        "mlflow": [bin_ / "mlflow", "server", "--backend-store-uri", f"sqlite:///{here}/mlflow.db", *patient, *at],
         "aim": [bin_ / "aim", "up", "--repo", here, "--yes", *at],
         "tensorboard": [bin_ / "tensorboard", "--logdir", here, *at],
     }[product]
     began = time.monotonic()
     with (work / "server.log").open("wb") as log:
-        own = {**os.environ, "PYTHONPATH": ""}
+        own = {**os.environ, "PYTHONPATH": str(ROOT / "src") if product == "trainmaster" else ""}
         server = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, start_new_session=True, env=own)
         try:
             url = f"http://127.0.0.1:{port}"
             while True:
                 with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
                     break
-                if server.poll() is not None or time.monotonic() - began > 120:
+                if server.poll() is not None or time.monotonic() - began > 300:
                     raise RuntimeError(f"its server does not answer: {(work / 'server.log').read_text()[-200:]}")
                 time.sleep(0.2)
             yield url, server.pid, time.monotonic() - began
@@ -141,40 +155,72 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
                 os.killpg(server.pid, 9)
 
 
-def measure(product: str, python: str, work: Path, written: dict[str, Any], options: argparse.Namespace) -> Any:
-    """Load of one run and of many, zoom of many, memory of the tab and of the server."""
-    pages = PAGES[product]
-    with served(product, python, work) as (url, pid, start_s), sync_playwright() as driver:
-        ready_s = start_s + pages.wait(url, options.runs)
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        figures: dict[str, Any] = {"ready_s": round(ready_s, 1)}
-        for name, opened in (("one", pages.one), ("many", pages.many)):
-            shown, zoomed, heap = [], [], []
+def measure(results: dict[str, dict[str, Any]], pythons: dict[str, str], options: argparse.Namespace) -> None:
+    """Load of one run and of many, zoom of many, memory of the tab and of the server: into the row of each product."""
+    with contextlib.ExitStack() as open_:
+        browser = open_.enter_context(sync_playwright()).chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        up: dict[str, tuple[str, int]] = {}
+        for product in [each for each, row in results.items() if "fault" not in row]:
             try:
-                for number in range(options.rounds):
-                    load_ms, zoom_ms, heap_mb = visit(
-                        browser, lambda tab, o=opened: o(tab, url, written), work / f"{name}-{number}"
-                    )
-                    shown.append(load_ms)
-                    zoomed.append(zoom_ms)
-                    heap.append(heap_mb)
-            except Exception as error:  # its other page is measured all the same
-                figures["fault"] = f"{name}: {' '.join(str(error).split())[:200]}"
+                server = served(product, pythons[product], place(product, options))
+                url, pid, start_s = open_.enter_context(server)
+                results[product]["ready_s"] = round(start_s + PAGES[product].wait(url, options.runs), 1)
+                up[product] = url, pid
+            except Exception as error:  # the others are measured all the same
+                fail(results[product], "server", error)
+        seen, busy = take_turns(browser, {each: url for each, (url, _) in up.items()}, results, options)
+        for (product, name), figures in seen.items():
+            for figure, values in zip(("load_ms", "zoom_ms", "heap_mb"), zip(*figures, strict=True), strict=True):
+                results[product][f"{name}_{figure}"] = _middle(list(values), 1 if figure == "heap_mb" else 0)
+        for product, (_, pid) in up.items():
+            results[product] |= {"server_mb": round(sum(map(rss_mb, family(pid)))), "busy": _middle(busy[product], 1)}
+
+
+Turns = tuple[dict[tuple[str, str], list[tuple[float, float, float]]], dict[str, list[float]]]
+
+
+def take_turns(browser: Browser, urls: dict[str, str], rows: dict[str, Any], options: argparse.Namespace) -> Turns:
+    """Load, zoom and heap of each visit by product and page; the load of the machine after each visit."""
+    seen: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    busy: dict[str, list[float]] = {product: [] for product in urls}
+    gone = set()
+    for number in range(options.rounds):
+        for (product, url), name in itertools.product(urls.items(), ("one", "many")):
+            if (product, name) in gone:
                 continue
-            figures |= {f"{name}_load_ms": _middle(shown), f"{name}_zoom_ms": _middle(zoomed),
-                        f"{name}_heap_mb": _middle(heap, 1)}  # fmt: skip
-        figures["server_mb"] = round(sum(map(rss_mb, family(pid))), 0)
-        browser.close()
-    return figures
+            opened, row, picture = getattr(PAGES[product], name), rows[product], place(product, options)
+            try:
+                figures = visit(browser, opened, url, row, picture / f"{name}-{number}")
+                seen.setdefault((product, name), []).append(figures)
+                shown = "load {:.0f} ms, zoom {:.0f} ms, heap {:.1f} MB".format(*figures)
+                print(f"{product}, {name}, {number}: {shown}; machine {os.getloadavg()[0]:.1f}", flush=True)
+            except Exception as error:  # its other page is measured all the same
+                gone.add((product, name))
+                fail(row, f"{name}, round {number}", error)
+            busy[product].append(os.getloadavg()[0])
+    for product, name in gone - set(seen):
+        rows[product] |= {f"{name}_{figure}": "given up" for figure in ("load_ms", "zoom_ms", "heap_mb")}
+    return seen, busy
 
 
-def visit(browser: Browser, opened: Callable[[Page], str], picture: Path) -> tuple[float, float, float]:
+def fail(row: dict[str, Any], name: str, error: Exception) -> None:
+    """Say what a product did not do; it is not asked for it again."""
+    said = f"{name}: {' '.join(str(error).split())[:200]}"
+    print(said, flush=True)
+    row["fault"] = f"{row['fault']}; {said}" if "fault" in row else said
+
+
+def visit(browser: Browser, opened: Opened, url: str, row: dict[str, Any], picture: Path) -> tuple[float, float, float]:
     """Milliseconds to load and to zoom, megabytes of the JavaScript heap; pictures of both for a person to look at."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    tab = context.new_page()
+    with browser.new_context(viewport={"width": 1440, "height": 900}) as context:  # closed after a fault too
+        context.set_default_timeout(1000 * LONGEST_S)
+        return look(context.new_page(), opened, url, row, picture)
+
+
+def look(tab: Page, opened: Opened, url: str, row: dict[str, Any], picture: Path) -> tuple[float, float, float]:
     screen = Screen(tab)
     began = time.time()
-    chart = opened(tab)
+    chart = opened(tab, url, row)
     load = screen.settle() - began
     tab.screenshot(path=f"{picture}-load.png")
     boxes = [box for each in tab.locator(chart).all() if (box := each.bounding_box()) is not None]
@@ -192,10 +238,9 @@ def visit(browser: Browser, opened: Callable[[Page], str], picture: Path) -> tup
     tab.mouse.up()
     zoom = screen.settle() - let_go
     tab.screenshot(path=f"{picture}-zoom.png")
-    session = context.new_cdp_session(tab)
+    session = tab.context.new_cdp_session(tab)
     session.send("HeapProfiler.collectGarbage")
     heap = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
-    context.close()
     return 1000 * load, 1000 * zoom, heap
 
 
@@ -211,7 +256,8 @@ class Screen:
     def _look(self, frame: dict[str, Any]) -> None:
         if frame["data"] != self.last:
             self.last, self.changed = frame["data"], frame["metadata"]["timestamp"]
-        self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+        with contextlib.suppress(Error):  # the tab was closed meanwhile
+            self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
 
     def settle(self) -> float:
         """Wait until nothing has changed for a while; the time of the last change, since 1970."""
@@ -231,13 +277,13 @@ class Trainmaster:
     @staticmethod
     def one(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/jobs/{written['ids'][7]}")
-        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=120_000)
+        tab.locator("#curves[data-drawn=whole]").wait_for(timeout=1000 * LONGEST_S)
         return "#curves canvas"
 
     @staticmethod
     def many(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/compare?jobs={','.join(written['ids'][:MANY])}")
-        tab.locator("#comparison[data-drawn]").wait_for(timeout=120_000)
+        tab.locator("#comparison[data-drawn]").wait_for(timeout=1000 * LONGEST_S)
         tab.locator("#overlay").scroll_into_view_if_needed()
         return "#overlay"
 
@@ -248,7 +294,7 @@ class Mlflow:
     @staticmethod
     def one(tab: Page, url: str, written: dict[str, Any]) -> str:
         tab.goto(f"{url}/#/experiments/{written['experiment']}/runs/{written['ids'][7]}/model-metrics")
-        tab.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(timeout=120_000)
+        tab.locator(".js-plotly-plot .scatterlayer path.js-line").first.wait_for(timeout=1000 * LONGEST_S)
         return ".js-plotly-plot .nsewdrag"
 
     @staticmethod
@@ -257,7 +303,7 @@ class Mlflow:
         plotted = quote(json.dumps(["loss"]))
         tab.goto(f"{url}/#/metric?runs={runs}&experiments={experiments}&metric=%22loss%22&plot_metric_keys={plotted}")
         tab.locator(".js-plotly-plot .scatterlayer path.js-line").nth(min(MANY, len(written["ids"])) // 2).wait_for(
-            timeout=120_000, state="attached"
+            timeout=1000 * LONGEST_S, state="attached"
         )
         return ".js-plotly-plot .nsewdrag"
 
@@ -280,7 +326,7 @@ def _explore(tab: Page, url: str, query: str) -> str:
     # As its own page writes the choice into the address.
     coded = base64.b64encode(quote(json.dumps(select), safe=";,/?:@&=+$-_.!~*'()#").encode()).decode().rstrip("=")
     tab.goto(f"{url}/metrics?select=O-{coded.replace('+', '-').replace('/', '_')}")
-    tab.locator("svg.Visualization path").first.wait_for(timeout=120_000, state="attached")
+    tab.locator("svg.Visualization path").first.wait_for(timeout=1000 * LONGEST_S, state="attached")
     return "svg.Visualization"
 
 
@@ -289,12 +335,14 @@ class TensorBoard:
     def wait(url: str, runs: int) -> float:
         """Its server reads the files in the background: seconds until it has every run."""
         began = time.monotonic()
-        while time.monotonic() - began < 600:
+        have = 0
+        while time.monotonic() - began < 1800:
             with urllib.request.urlopen(f"{url}/data/plugin/scalars/tags", timeout=60) as answer:
-                if len(json.load(answer)) >= runs:
-                    break
+                have = len(json.load(answer))
+            if have >= runs:
+                return time.monotonic() - began
             time.sleep(0.5)
-        return time.monotonic() - began
+        raise RuntimeError(f"its server has {have} of {runs} runs after 30 min")
 
     @staticmethod
     def one(tab: Page, url: str, _written: dict[str, Any]) -> str:
@@ -309,7 +357,7 @@ class TensorBoard:
 def _choose(tab: Page, url: str) -> str:
     """Of many runs it shows none until they are chosen: by the box above them."""
     tab.goto(url)
-    tab.locator("line-chart line-chart-interactive-view").first.wait_for(timeout=120_000)
+    tab.locator("line-chart line-chart-interactive-view").first.wait_for(timeout=1000 * LONGEST_S)
     box = tab.locator("mat-checkbox input").first
     if not box.is_checked():
         box.click()
@@ -343,12 +391,14 @@ def _middle(values: list[float], digits: int = 0) -> float:
 
 
 ROWS = {
-    "version": "version", "write_s": "writing, s", "write_cpu_s": "writing, CPU s",
+    "version": "version", "written": "runs of which the two below are means", "write_s": "writing a run, s",
+    "write_cpu_s": "writing a run, CPU s",
     "disk_mb": "disk, MB", "ready_s": "server ready, s",
     "one_load_ms": "one run: load, ms", "one_zoom_ms": "one run: zoom, ms",
     "one_heap_mb": "one run: heap of the tab, MB",
     "many_load_ms": "{many} runs: load, ms", "many_zoom_ms": "{many} runs: zoom, ms",
     "many_heap_mb": "{many} runs: heap of the tab, MB", "server_mb": "memory of the server after it, MB",
+    "busy": "load of the machine meanwhile (1 min)",
 }  # fmt: skip
 
 
@@ -360,8 +410,7 @@ def render(results: dict[str, dict[str, Any]], options: argparse.Namespace) -> s
         "# Trainmaster beside other trackers", "",
         f"{options.runs} runs of {options.points:,} points of one metric, written to each product as its documentation",
         "recommends and shown by its own server with default settings, in one browser on one machine",
-        f"({datetime.now(UTC):%Y-%m-%d}, {machine}; medians of {options.rounds}; load of the machine at the end",
-        f"{os.getloadavg()[2]:.0f} over 15 minutes: an idle one has lower times). Made by", "", "```",
+        f"({datetime.now(UTC):%Y-%m-%d}, {machine}; medians of {options.rounds}, in turns). Made by", "", "```",
         f"PYTHONPATH=src:tests python -P benchmarks/trackers.py FOLDER --runs {options.runs} --points {options.points}",
         "```", "", f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}",
     ]  # fmt: skip

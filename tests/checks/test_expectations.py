@@ -13,7 +13,7 @@ from trainmaster import checks
 from trainmaster.checks import document, facts
 from trainmaster.checks.expectations import COLLECTIVES, unmeasured
 from trainmaster.checks.profiles import resolve
-from trainmaster.core.expect import OF_COLLECTIVES, Expect, parse_expect
+from trainmaster.core.expect import OF_COLLECTIVES, Expect
 from trainmaster.core.results import Overall, Verdict
 
 # A value of every field that a small virtual machine without GPU, RDMA, NUMA, swap limits or mounts does not meet.
@@ -95,7 +95,7 @@ def test_a_field_whose_check_is_left_out_is_not_measured(name: str) -> None:
 
 @pytest.mark.parametrize("words", ["oom_kills=0", "swap_used_gib=0", "mig=false", "ecc=false", "ib_ports=0", "gpus=0"])
 def test_zero_and_false_are_measured_too(words: str) -> None:
-    expect = parse_expect([words])
+    expect = resolve([words]).expect
     check = MEASURED_BY[words.partition("=")[0]]
     (left,) = unmeasured(expect, level=3, left_out=[check])
     assert [finding.reason.split(" ")[0] for finding in left.findings] == [words]
@@ -105,7 +105,7 @@ def test_zero_and_false_are_measured_too(words: str) -> None:
 @pytest.mark.parametrize("words", ["dcgm=false", "gdr=false", "persistence=false", "collectives=false"])
 def test_what_may_be_absent_needs_no_check(words: str) -> None:
     check = MEASURED_BY[words.partition("=")[0]]
-    assert unmeasured(parse_expect([words]), level=1, left_out=[check]) == ()
+    assert unmeasured(resolve([words]).expect, level=1, left_out=[check]) == ()
 
 
 @pytest.mark.parametrize("other", [{"ib_rate_gbps": 400.0}, {"ib_link_layer": "InfiniBand"}, {"transport": "IB"}])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.event import listen
 
+from store.rows import count_faults
 from trainmaster.core.events import Event, Line, split
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import events, nodes
@@ -95,7 +96,7 @@ def test_a_truncated_or_replaced_file_is_marked_and_read_from_its_start(db: Data
     assert [row.offset for row in marks] == [len(old)] and "truncated, replaced or removed" in (marks[0].fault or "")
     assert len([row for row in rows if row.phase == "STEP"]) == new.count(b"\n")
     assert len([row for row in rows if row.phase == "TRAINING"]) == 8
-    assert events.count_faults(db, job_id) == 1
+    assert count_faults(db, job_id) == 1
 
 
 def test_a_file_replaced_by_another_of_the_same_size_is_noticed(db: Database) -> None:

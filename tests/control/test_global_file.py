@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from store.rows import list_open
 from trainmaster.control import checkpoints, reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.errors import SpecError
@@ -36,7 +37,7 @@ def run_all(db: Database, home: Path, ids: list[str]) -> None:
         stop = asyncio.Event()
         task = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
         end = time.monotonic() + 120
-        while await asyncio.to_thread(jobs.list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
+        while await asyncio.to_thread(list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         stop.set()
         await task
@@ -156,7 +157,7 @@ def test_the_reason_decides_whether_there_is_another_attempt(
         stop = asyncio.Event()
         task = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05, rest_s=lambda _r, _n: 0.0))
         end = time.monotonic() + 90
-        while await asyncio.to_thread(jobs.list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
+        while await asyncio.to_thread(list_open, db) and time.monotonic() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
         stop.set()
         await task

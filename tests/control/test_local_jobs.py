@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from store.rows import count_faults
 from trainmaster.control import reconcile as reconciling
 from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE
@@ -85,7 +86,7 @@ def test_a_good_job_completes_and_a_bad_one_says_why(db: Database, tmp_path: Pat
     assert "no such thing" in str(attempt.exit.evidence)
     ends = [events.find_event(db, f"{job.id}.1", phase="PROJECT", event="end") for job in (good, bad)]
     assert [end.data["ok"] for end in ends if end is not None] == [True, False]
-    assert events.count_faults(db, good.id) == 0
+    assert count_faults(db, good.id) == 0
 
 
 def test_cancel_stops_what_runs(db: Database, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from sims.timed_target import LINE_BYTES, Place, parse
+from store.rows import list_open
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.control.commits import GroupCommit
@@ -26,7 +27,7 @@ from trainmaster.storage import open_store
 from trainmaster.store import attempts, leases
 from trainmaster.store.database import Database
 from trainmaster.store.events import Chunk, append_chunks, append_events, find_stream, list_events
-from trainmaster.store.jobs import advance, find_job, insert_job, list_open, mark_stalled, request_cancel
+from trainmaster.store.jobs import advance, find_job, insert_job, mark_stalled, request_cancel
 from trainmaster.store.page_rows import iterations
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import Submission

@@ -16,6 +16,7 @@ from sqlalchemy import select, text, update
 from control.driving import driven, wait
 from control.scripted import at_once
 from control.test_dispatch import Shared
+from store.rows import list_open
 from trainmaster.control import submit as submitting
 from trainmaster.control.notify import unreadable
 from trainmaster.control.queueing import dispatch
@@ -76,7 +77,7 @@ def test_the_queue_leaves_it_out(kind: str, db: Database, tmp_path: Path, caplog
     named = [record.getMessage() for record in caplog.records if bad.id in record.getMessage()]
     assert len(named) == 1 and "cannot be read" in named[0]
     assert "could not be decided" not in caplog.text and SECRET not in caplog.text
-    assert not target.faults and bad.id in jobs.list_open(db)
+    assert not target.faults and bad.id in list_open(db)
 
 
 @pytest.mark.parametrize("kind", KINDS)

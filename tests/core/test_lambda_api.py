@@ -27,20 +27,6 @@ def test_operations_are_found_by_real_paths() -> None:
     assert find_operation("POST", "/api/v1/filesystems") is operations()["createFilesystem"]
 
 
-def test_error_codes_by_operation_and_status() -> None:
-    launch = operations()["launchInstance"]
-    assert launch.error_codes(400) == {
-        "global/invalid-parameters",
-        "global/object-does-not-exist",
-        "global/quota-exceeded",
-        "instance-operations/launch/file-system-in-wrong-region",
-        "instance-operations/launch/insufficient-capacity",
-    }
-    assert launch.error_codes(401) == {"global/invalid-api-key"}
-    assert launch.error_codes(429) == frozenset()
-    assert operations()["restartInstance"].error_codes(409) == {"global/conflict"}
-
-
 def test_statuses() -> None:
     assert set(lambda_api.statuses()) == {"booting", "active", "unhealthy", "terminated", "terminating", "preempted"}
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainmaster.checks.profiles import resolve
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import SpecError
-from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.core.expect import Expect
 from trainmaster.core.plan import ExitRecord, Plan
 from trainmaster.core.schema import Parts, build, describe, to_plain, to_stated
 from trainmaster.core.spec import JobSpec, parse_spec
@@ -169,9 +170,9 @@ def test_defaults_are_themselves_valid(cls: type[Any]) -> None:
 
 
 def test_expect_words() -> None:
-    assert parse_expect(["gpus=8", "driver=580", "ram_gib=1.5"]) == Expect(gpus=8, driver="580", ram_gib=1.5)
+    assert resolve(["gpus=8", "driver=580", "ram_gib=1.5"]).expect == Expect(gpus=8, driver="580", ram_gib=1.5)
     with pytest.raises(SpecError) as caught:
-        parse_expect(["gpu=8", "gpus", "cpus=-1"])
+        resolve(["gpu=8", "gpus", "cpus=-1"])
     assert len(caught.value.faults) == 3
     assert "did you mean `gpus`" in str(caught.value)
 

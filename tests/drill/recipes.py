@@ -255,9 +255,28 @@ def drill(
     env: dict[str, str] | None = None,
 ) -> Proof:
     """Drill a recipe as its user would. `python`: what runs a module; a warm one starts at once."""
+    return drill_program(
+        folder, text(name, changes), name=name, strikes=strikes, python=python, ranks=ranks, seed=seed,
+        references=references, env=env,
+    )  # fmt: skip
+
+
+def drill_program(
+    folder: Path,
+    program: str,
+    *,
+    strikes: Sequence[str],
+    name: str = "own",
+    python: Sequence[str] = (sys.executable, "-m"),
+    ranks: int = 1,
+    seed: int = 0,
+    references: References | None = None,
+    env: dict[str, str] | None = None,
+) -> Proof:
+    """The same, of any text."""
     work = folder / "work"
     work.mkdir(parents=True)
-    (work / "train.py").write_text(text(name, changes))
+    (work / "train.py").write_text(program)
     spec = JobSpec(
         name=f"drill-{name}",
         command=(*python, "train"),

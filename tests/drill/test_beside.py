@@ -106,7 +106,7 @@ def test_what_the_run_was_not_seen_to_hold_is_not_called_right() -> None:
         alone, beside_one = claim(unseen), claim([*unseen, *known])
         assert alone is not None and (alone.verdict, "not judged" in alone.reason) == (Verdict.ERROR, True), alone
         assert alone.action
-        assert beside_one is not None and (beside_one.verdict, beside_one.reason[:9]) == (Verdict.PASS, "1 resumes")
+        assert beside_one is not None and (beside_one.verdict, beside_one.reason[:9]) == (Verdict.PASS, "1 resume:")
 
 
 def test_state_beside_the_optimizer_that_a_damaged_checkpoint_lacks_is_missed() -> None:

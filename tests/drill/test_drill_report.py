@@ -81,7 +81,7 @@ def test_every_line_counts_the_strikes_in_one_way(capsys: pytest.CaptureFixture[
     finding = verdict._strikes(struck, strikes)
     report = command_proof.report(proof)
     assert (finding.verdict, finding.reason) == (Verdict.PASS, "3 strikes, each where it was planned")
-    assert report.sentence == "3 of 3 strikes run, 3 left out, 2 attempts, in 3 s"
+    assert report.sentence == "3 of 3 strikes run, 3 left out, 2 attempts of the struck run, in 3 s"
     assert report.left_out == ["all (one rank)", "ranks (one rank)", "missing (one file)"]
     assert report.document["left_out"] == {"all": "one rank", "ranks": "one rank", "missing": "one file"}
     assert "Left out: missing (one file)." in report.setting
@@ -143,10 +143,18 @@ def test_a_start_that_is_judged_by_another_claim_is_not_counted_as_one_that_need
     found = verdict._restarts(proof.attempts, [one, power, flipped])
     assert (found.verdict, found.reason) == (
         Verdict.PASS,
-        "1 starts with the checkpoints as they were saved, none needed help; judged below, each by its own claim: "
-        "2 after damage, strikes at the disk or with fewer ranks, of which 1 did not go on (a power cut right after a "
-        "save)",
+        "1 start with the checkpoints as they were saved, none needed help; judged below, each by its own claim: "
+        "2 after damage, strikes at the disk or with fewer ranks",
     )
+
+
+def test_a_line_of_progress_says_up_to_which_step_the_run_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    """`100 steps` stood behind a start that did six of them."""
+    with drill_verb._progress(quiet=False) as say:
+        say("undisturbed run", 0, 1)
+        say("to the end", 26, 40)
+        say("to the end", 27, 40)
+    assert capsys.readouterr().err.splitlines() == ["undisturbed run", "to the end: up to step 40"]
 
 
 def test_an_option_of_drill_behind_the_dashes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,8 @@ def test_the_rest_is_counted_in_starts_and_steps() -> None:
     assert (estimate.starts, str(estimate)) == (0, "")
     estimate.plan(strikes, ONE_RANK, undisturbed=1)
     assert (estimate.starts, estimate.steps) == (5, 92), "and 40 steps of one more start"
+    estimate.leave_out(2)
+    assert (estimate.starts, estimate.steps) == (3, 80), "nothing is there to be struck"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_without_a_data_loader_the_weights_tell_of_the_data() -> None:
 def test_a_resume_that_was_struck_again_in_its_first_step_leaves_the_data_to_be_shown_by_others() -> None:
     ground, short = replace(GROUND, source=None), resumes(*lines_from(10)[:1])
     found = judge_data.data([*short, *resumes(*lines_from(10))], ground)
-    assert (found.verdict, found.reason.split(":")[0]) == (Verdict.PASS, "1 resumes")
+    assert (found.verdict, found.reason.split(":")[0]) == (Verdict.PASS, "1 resume")
     alone = judge_data.data(short, ground)
     assert (alone.verdict, "too few steps" in alone.reason) == (Verdict.ERROR, True)
 
@@ -64,7 +64,7 @@ NO_ORDER = replace(GROUND, data=False, told=False)
         (12, [("x1", 3), ("x2", 4), ("x3", 5)], Verdict.ERROR, "another order"),
         # So few may be drawn by chance.
         (10, [("own6", 1), ("own7", 2), ("own8", 3)], Verdict.PASS, "order of their own"),
-        (10, [("own11", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "1 resumes began a pass"),
+        (10, [("own11", 1), ("x2", 2), ("x3", 3)], Verdict.PASS, "1 resume began a pass"),
         (10, [("own11", 1), ("x2", 1), ("x3", 2)], Verdict.ERROR, "another order"),
         (12, [("own12", 2), ("own13", 3)], Verdict.ERROR, "another order"),
     ],
@@ -212,7 +212,7 @@ def test_no_step_that_the_run_had_read_before_shows_nothing_of_an_order() -> Non
 def test_resumes_that_are_not_compared_with_an_order_are_not_counted() -> None:
     (known,) = unseeded([("x1", 1), ("x2", 2)])
     finding = judge_data.data([known, replace(known, own={})], NO_ORDER)
-    assert (finding.verdict, finding.reason[:9]) == (Verdict.PASS, "1 resumes")
+    assert (finding.verdict, finding.reason[:9]) == (Verdict.PASS, "1 resume:")
 
 
 def test_samples_that_differ_between_undisturbed_runs_are_not_asked_of_a_resume() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from trainmaster.core.results import Finding, Verdict
+from trainmaster.drill.readings import read_losses
 
 from .test_drill_parts import lines_of, proof_of
 
@@ -16,6 +19,27 @@ RIGHT = {step: 1.0 / step for step in range(11, 41)}
 def judged(printed: dict[int, float], last: int = 40) -> Finding:
     proof = proof_of(lines_of(11, last), printed=printed)
     return next(result.findings[0] for result in proof.results if result.check == "losses")
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ([38, 39, 40, 25], [38, 39, 40]),  # `trained from step 25, final loss 0.17`
+        ([38, 39, 40, 15, 15], [38, 39, 40]),
+        ([0, 15, 15], [0, 15]),
+        ([1, 2, 1, 2], [1, 2]),
+        ([4, 4], [4]),
+        ([], []),
+    ],
+)
+def test_a_last_line_that_names_an_earlier_step_has_no_loss_of_it(
+    steps: list[int], kept: list[int], tmp_path: Path
+) -> None:
+    """A right script failed that said at its end from which step its process had gone on."""
+    events = tmp_path / "events.jsonl"
+    lines = [{"phase": "STEP", "data": {"step": step, "loss": at / 10}} for at, step in enumerate(steps)]
+    events.write_text("\n".join(json.dumps(line) for line in lines))
+    assert sorted(read_losses(events)[0]) == kept
 
 
 @pytest.mark.parametrize("beside", [-1, 1])

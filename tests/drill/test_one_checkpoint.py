@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def test_nothing_is_damaged_before_a_second_checkpoint_was_saved(
     assert begun[0] == (f"one more save, for: {plan.STRIKES[kind]}", 10)
     if kind == "missing" and not keeps_two:
         assert one.skipped and len(begun) == 1
+        begun.clear()
+        shutil.rmtree(tmp_path / "struck-missing", ignore_errors=True)
+        known = Copies(starts, replace(SHAPE, world=1, keeps_one=True), tmp_path)
+        again = known.strike(Strike(name=kind, after=0), timeline)
+        assert again.skipped == one.skipped and not begun, "no start is spent on what is known to be left out"
         return
     assert (one.damaged, one.older, one.newest) == ("checkpoints/step-10.pt", int(keeps_two), 10)
     assert verdict.damage(one, GROUND).verdict is Verdict.PASS and len(begun) == 2

@@ -325,7 +325,7 @@ ON = Storage(way="full", went_on=True, refused="RuntimeError: x")
         ("power", Storage(way="cut", of=1), 10, Verdict.PASS, "all was fsynced; went on from step 10"),
         ("power", LOST, 5, Verdict.PASS, "was passed over, went on from step 5"),
         ("power", LOST, 10, Verdict.PASS, "went on from step 10"),
-        ("power", LOST, 0, Verdict.FAIL, "1 files were not fsynced, as checkpoints/a.pt; the run began at step 0"),
+        ("power", LOST, 0, Verdict.FAIL, "1 file was not fsynced: checkpoints/a.pt; the run began at step 0"),
         ("power", LOST, None, Verdict.FAIL, "the program did not start again: exit code 1"),
         ("power", replace(LOST, lost=(), unseen=("a.bin",)), 10, Verdict.ERROR, "1 of 1 files"),
         ("power", replace(LOST, unseen=("a.bin",)), None, Verdict.FAIL, "did not start again"),
@@ -368,7 +368,7 @@ def test_two_saves_are_left_for_the_copies() -> None:
     ("fault", "strikes", "says"),
     [
         (None, plan.STORAGE, {}),
-        ("undurable", ("power",), {"power": "files were not fsynced, as checkpoints/step-"}),
+        ("undurable", ("power",), {"power": "not fsynced"}),
         ("silent", ("readonly",), {"readonly": "and the program trained on without a word"}),
         ("deleted", ("full",), {"full": "the program did not start again: exit code 1"}),
     ],

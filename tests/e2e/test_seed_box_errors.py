@@ -22,6 +22,7 @@ import yaml
 from postgres import Postgres
 from s3_server import S3, serve
 from sshd import Lab, Sshd, free_port, lab, needs_sshd
+from store.rows import count_faults
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.control.deadlines import Deadlines
@@ -231,7 +232,7 @@ def test_training_script_fails(made: Boxes, ended: dict[str, JobRow]) -> None:
 def test_global_json_is_malformed(made: Boxes, ended: dict[str, JobRow]) -> None:
     job = ended["malformed"]
     assert job.status is Status.COMPLETED, (job.reason, job.message)
-    assert events.count_faults(made.db, job.id) == 2, "both broken lines are kept and shown"
+    assert count_faults(made.db, job.id) == 2, "both broken lines are kept and shown"
     (iteration,) = iterations.list_iterations(made.db, job.id)
     assert [epoch.avg_loss for epoch in iterations.list_epochs(made.db, iteration.id)] == [2.5], "the good line counts"
     assert_clean(made, job)
@@ -242,7 +243,7 @@ def test_global_json_missing(made: Boxes, ended: dict[str, JobRow]) -> None:
     """A program need not write one: its job completes, with the agent's own events and no records of training."""
     job = ended["missing"]
     assert job.status is Status.COMPLETED, (job.reason, job.message)
-    assert iterations.list_iterations(made.db, job.id) == [] and events.count_faults(made.db, job.id) == 0
+    assert iterations.list_iterations(made.db, job.id) == [] and count_faults(made.db, job.id) == 0
     assert [row.event for row in events.list_events(made.db, job.id, phase="PROJECT")] == ["start", "end"]
     assert_clean(made, job)
 

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 from lambda_sim import lambda_cloud, live
 from s3_server import S3
 from sshd import needs_sshd
+from store.rows import count_faults
 from trainmaster.control import reconcile
 from trainmaster.control import submit as submitting
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE
@@ -202,7 +203,7 @@ def test_database_stays_consistent(seen: Seen) -> None:
     for row in rows:
         assert row.offset == at
         at += row.length
-    assert at == len(content) and events.count_faults(seen.db, seen.job.id) == 0
+    assert at == len(content) and count_faults(seen.db, seen.job.id) == 0
 
 
 def test_all_outputs_downloaded_correctly(seen: Seen) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from sqlalchemy import func, select
+
 from trainmaster.core.events import split
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.store import attempts, events, jobs
+from trainmaster.store import tables as t
 from trainmaster.store.database import Database
 
 JOB = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11"
@@ -18,6 +21,22 @@ LINES = (
     b"not json\n"
     b'{"phase":"STEP","event":"metrics","epoch":1,"data":{"loss":1.5},"who":"me"}\n'
 )
+
+
+def list_open(db: Database) -> list[str]:
+    """Ids of jobs that are not final, oldest first."""
+    query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None)).order_by(t.jobs.c.created_at)
+    with db.read() as conn:
+        return list(conn.execute(query).scalars())
+
+
+def count_faults(db: Database, job_id: str) -> int:
+    """Lines of a job's streams with something wrong in them."""
+    source = t.attempts.join(t.events, t.events.c.attempt == t.attempts.c.id)
+    query = select(func.count()).select_from(source)
+    with db.read() as conn:
+        wanted = (t.attempts.c.job_id == job_id, t.events.c.fault.is_not(None))
+        return conn.execute(query.where(*wanted)).scalar_one()
 
 
 def a_job_with_everything(db: Database) -> str:

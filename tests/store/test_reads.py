@@ -15,7 +15,7 @@ from trainmaster.store import attempts, events, jobs, nodes, tables
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import search
 
-from .rows import AT, JOB, LINES, a_job_with_everything
+from .rows import AT, JOB, LINES, a_job_with_everything, count_faults, list_open
 
 pytestmark = pytest.mark.both_databases
 
@@ -38,7 +38,7 @@ def test_a_job_and_its_attempt_come_back_as_they_were(db: Database) -> None:
     assert row.exit is not None
     assert (row.exit.exit_codes, row.exit.reason) == ({"0": 1}, Reason.SCRIPT_FAILED)
     assert jobs.find_job(db, "nobody") is None
-    assert jobs.list_open(db) == []
+    assert list_open(db) == []
 
 
 def test_events_come_back_with_every_field_and_garbage_is_kept(db: Database) -> None:
@@ -49,7 +49,7 @@ def test_events_come_back_with_every_field_and_garbage_is_kept(db: Database) -> 
     assert (garbage.phase, garbage.text, garbage.data) == (None, "not json", {})
     assert (last.epoch, last.ts, last.extra, last.fault) == (1, None, {"who": "me"}, None)
     assert last.offset + last.length == len(LINES)
-    assert events.count_faults(db, JOB) == 1
+    assert count_faults(db, JOB) == 1
     assert events.list_events(db, JOB, phase="STEP") == [last]
     assert events.find_event(db, attempt, phase="STEP", event="metrics") == last
     assert events.find_event(db, attempt, phase="STEP", event="start") is None
@@ -95,7 +95,7 @@ def test_jobs_are_listed_newest_first_filtered_and_counted(db: Database) -> None
     assert {(job.status, job.project) for job in failed} == {(Status.FAILED, "p1")}
     assert len(failed) == jobs.count_jobs(db, status=Status.FAILED, project="p1") == 5
     assert jobs.count_jobs(db) == 30
-    assert jobs.list_open(db) == [f"job-{n:05}" for n in range(0, 30, 3)]
+    assert list_open(db) == [f"job-{n:05}" for n in range(0, 30, 3)]
 
 
 def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
@@ -115,11 +115,11 @@ def test_no_query_of_a_page_scans_or_sorts_a_table(sqlite_db: Database) -> None:
     jobs.list_jobs(sqlite_db, status=Status.FAILED)
     jobs.list_jobs(sqlite_db, project="p1")
     jobs.count_jobs(sqlite_db, status=Status.RUNNING)
-    jobs.list_open(sqlite_db)
+    list_open(sqlite_db)
     events.list_events(sqlite_db, JOB, after=(1, 0))
     events.list_events(sqlite_db, JOB, phase="STEP", after=(1, 0))
     events.find_event(sqlite_db, f"{JOB}.1", phase="STEP", event="metrics")
-    events.count_faults(sqlite_db, JOB)
+    count_faults(sqlite_db, JOB)
     jobs.list_transitions(sqlite_db, JOB)
     event.remove(sqlite_db.engine, "before_cursor_execute", explain)
     # The two that must not walk all events of an attempt to find a few of them.

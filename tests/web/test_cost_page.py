@@ -96,7 +96,10 @@ def test_what_runs_now_without_a_price_is_unknown_and_not_nothing(db: Database, 
     assert (page.cents_per_hour, page.unknown_going, page.forecast_cents) == (100, 2, 200)
     client.app.state.kept = Kept()  # type: ignore[attr-defined]
     text = client.get("/cost").text
-    assert "and 2 attempts without a price" in text and "forecast, and 2 attempts without a price" in text
+    assert (
+        "and 2 attempts without a price" in text
+        and "its limits or the end of the month, and 2 attempts without a price" in text
+    )
 
 
 def test_a_person_links_to_their_runs(db: Database, client: TestClient) -> None:
@@ -132,7 +135,7 @@ def test_a_job_without_a_price_that_never_ran_costs_unknown_as_one_that_ran_does
     stated = samples.Story(db, samples.spec(target="local", resources={"price_per_hour": 0.0}), at=NOW)
     ids = [ran.id, never.id, stated.id]
     shown = cost.figures(db, find_jobs(db, ids), now=NOW)
-    assert [shown[job] for job in ids] == [(None, None), (None, None), (0, 0)]
+    assert [shown[job][:2] for job in ids] == [(None, None), (None, None), (0, 0)]
     assert cost.list_spent(db, ids, now=NOW) == {ran.id: None, never.id: None, stated.id: 0}
 
 
@@ -179,7 +182,7 @@ def test_a_cap_bounds_the_forecast_of_the_whole_run(any_db: Database) -> None:
     first = run(any_db, cents=800, start=NOW - 10 * HOUR, limits=capped)
     again = run(any_db, cents=100, start=NOW - HOUR / 2, over=False, limits=capped, resume_from=first.id)
     (found,) = find_jobs(any_db, [again.id])
-    assert cost.figures(any_db, [found], now=NOW) == {again.id: (50, 200)}
+    assert cost.figures(any_db, [found], now=NOW)[again.id] == (50, 200, "max_cost")
     assert {line.id: line.forecast_cents for line in cost.read(any_db, now=NOW).jobs} == {first.id: 800, again.id: 200}
     line = job_cost.read(any_db, again.id, now=NOW)
     assert line is not None and (line.forecast_cents, line.max_cost_cents) == (200, 1000)
@@ -197,7 +200,7 @@ def test_nobody_knows_what_a_queued_job_will_have_cost(db: Database) -> None:
     story = samples.Story(db, samples.spec(target="lambda", resources={"price_per_hour": 12.5}), at=NOW)
     line = job_cost.read(db, story.id, now=NOW)
     assert line is not None and line.forecast_cents is None
-    assert cost.figures(db, find_jobs(db, [story.id]), now=NOW) == {story.id: (0, None)}
+    assert cost.figures(db, find_jobs(db, [story.id]), now=NOW)[story.id] == (0, None, None)
 
 
 def test_idle_machines_are_named_and_working_ones_are_not(db: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +281,66 @@ def test_hostile_names_are_text(client: TestClient, db: Database) -> None:
         text = client.get(path, params={"node": HOSTILE}).text
         assert "<script>alert" not in text and "<img" not in text, path
     assert jobs.list_jobs(db)
+
+
+def test_what_is_known_of_a_machine_stands_where_it_is_given_back(
+    client: TestClient, db: Database, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts.yaml"
+    hosts.write_text("known_hosts: known_hosts\nhosts: [{name: gpu-03, host: 192.0.2.1}]\n")
+    (tmp_path / "known_hosts").write_text("x ssh-ed25519 AAAA\n")
+    word = f"ssh:{hosts}"
+    run(db, "gpu-03", checks(["1652000000001"], bad="1652000000001"), target=word)
+    held = run(db, "gpu-03", checks(["1652000000001"], bad="1652000000001"), over=False, name="holds-it", target=word)
+    page = client.get("/nodes/drain", params={"node": "gpu-03"}).text
+    assert "2 uncorrectable ECC errors" in page and f'<a href="/jobs/{held.id}">holds-it</a>' in page
+    went = client.post("/nodes/drain", data={"node": "gpu-03", "reason": "row 7"})
+    assert went.headers["location"] == "/nodes/one?node=gpu-03"  # where the drain can be seen
+    assert "drained since" in client.get(went.headers["location"]).text
+    page = client.get("/nodes/readmit", params={"node": "gpu-03"}).text
+    assert "it was not checked since then" in page and "2 uncorrectable ECC errors" in page and "row 7" in page
+    run(db, "gpu-03", checks(["1652000000001"], bad="1652000000001"), target=word, at=datetime.now(UTC) + timedelta(1))
+    page = client.get("/nodes/readmit", params={"node": "gpu-03"}).text
+    assert "its checks still fail" in page and "not checked since" not in page
+    went = client.post("/nodes/readmit", data={"node": "gpu-03"})
+    assert went.headers["location"] == "/nodes/one?node=gpu-03"
+    text = client.get(went.headers["location"]).text
+    assert "drained since" not in text and f"trainmaster check --on {word}" in text
+
+
+def test_a_machine_that_others_use_is_not_free(client: TestClient, db: Database) -> None:
+    run(db, "shared", checks(["1652000000001"]), project="lab")
+    run(db, "idle", checks(["1652000000002"]), project="lab")
+    run(db, "shared", checks(["1652000000001"]), over=False, project="other", name="secret-name")
+    tiles = {tile.node: tile for tile in node_map.read(db, project="lab").nodes}
+    assert (tiles["shared"].used_by, tiles["shared"].used_by_others) == ((), 1)
+    assert [tile.node for tile in node_map.read(db, project="lab", state="free").nodes] == ["idle"]
+    assert [tile.node for tile in node_map.read(db, project="lab", state="used").nodes] == ["shared"]
+    assert node_map.read(db).counts["free"] == 1
+    of_lab = issue(db, "lab", Role.VIEWER, "lab")
+    for path in ("/nodes", "/nodes/one?node=shared"):
+        text = client.get(path, headers=of_lab).text
+        assert "1 job of other projects" in text and "secret-name" not in text and "no open job" not in text
+
+
+def test_search_finds_a_gpu_of_the_operators_checks_by_its_serial_number(
+    client: TestClient, db: Database, tmp_path: Path
+) -> None:
+    gpu = CheckResult(
+        check="gpu_model",
+        findings=(fail("no answer", action="look", device="gpu0", serial="1651502434383"),),
+        took_s=0.1,
+    )
+    health = ClusterHealth(
+        asked=("gpu-03",),
+        nodes=(NodeHealth(node="gpu-03", level=1, planned=("gpu_model",), results=(gpu,)),),
+        started_at=samples.T0.isoformat(),
+    )
+    journal.record(tmp_path, health)
+    text = client.get("/search", params={"q": "51502434"}).text
+    assert "gpu-03" in text and "/nodes/one?gpu=serial%3A1651502434383" in text and "checked by the operator" in text
+    (hit,) = client.get("/v1/search", params={"q": "1651502434383"}).json()["hits"]
+    assert (hit["kind"], hit["title"], hit["job_id"], hit["gpu"]) == ("gpu", "gpu-03", None, "serial:1651502434383")
+    assert [hit["kind"] for hit in client.get("/v1/search", params={"q": "gpu-0"}).json()["hits"]] == ["node"]
+    of_lab = issue(db, "lab", Role.VIEWER, "lab")
+    assert client.get("/v1/search", params={"q": "1651502434383"}, headers=of_lab).json()["hits"] == []

@@ -50,19 +50,15 @@ class Group(Protocol):
 
     def sockets(self) -> Sequence[socket.socket]:
         """What wakes a loop that waits for the others."""
-        ...
 
     def pump(self) -> None:
         """Hear the others, and say that this agent is there."""
-        ...
 
     def look(self) -> Outcome | None:
         """Hear the others while ranks run; the failure elsewhere for which they must stop."""
-        ...
 
     def tell(self, failure: Outcome) -> None:
         """A rank of this node has failed: the others stop theirs now."""
-        ...
 
     def next_start(
         self, watch: Watch, failure: Outcome | None = None, refusal: Outcome | None = None
@@ -71,11 +67,9 @@ class Group(Protocol):
 
         No rank of this node runs. `failure` is that of its own ranks; `refusal` says why none may start here again.
         """
-        ...
 
     def close(self, outcome: Outcome | None) -> None:
         """This agent ends."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,20 @@ from typing import Literal
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
+Bound = Literal["timeout_s", "max_cost"]  # the limit that a forecast is made of, where the pace of a job is unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingLine:
+    """What one project, person, target or month has cost. `unknown_parts`: attempts whose price nobody stated."""
+
+    name: str | None  # a person: None is the command line on the home folder
+    known_cents: Cents
+    unknown_parts: int
+    attempts: int
+    share: float  # of the known cents of all lines
+    gpu_hours: float = 0.0  # held: nodes × processes_per_node, from when they were placed until given back
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -29,6 +43,7 @@ class JobCost:
     left_s: float | None
     forecast_cents: Cents | None
     max_cost_cents: Cents | None  # of the whole run
+    forecast_bound: Bound | None = None  # the forecast is at most so much; null: it is from the pace of the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +54,18 @@ class ProjectCost:
     month: Cost
     total: Cost
     cents_per_hour: float
+    month_gpu_hours: float = 0.0
+    total_gpu_hours: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The cost of each project: this month (UTC) and in total."""
+    """The cost of each project: this month (UTC) and in total. Of each person and target: this month."""
 
     month: str
     projects: tuple[ProjectCost, ...]
+    people: tuple[SpendingLine, ...] = ()
+    targets: tuple[SpendingLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +100,7 @@ class JobSpending:
     forecast_cents: Cents | None
     max_cost_cents: Cents | None  # of the whole run
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
+    forecast_bound: Bound | None = None  # the forecast is at most so much; null: it is from the pace of the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +113,7 @@ class ProjectSpending:
     cents: Cents | None
     known_cents: Cents
     cents_per_hour: float
+    gpu_hours: float = 0.0  # held: nodes × processes_per_node, from when they were placed until given back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +139,8 @@ class CostPage:
     projects: tuple[ProjectSpending, ...]
     budgets: tuple[BudgetLine, ...]
     made_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpendingLine:
-    """What one project, person, target or month has cost. `unknown_parts`: attempts whose price nobody stated."""
-
-    name: str | None  # a person: None is the command line on the home folder
-    known_cents: Cents
-    unknown_parts: int
-    attempts: int
-    share: float  # of the known cents of all lines
+    people: tuple[SpendingLine, ...] = ()
+    targets: tuple[SpendingLine, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +185,8 @@ class GoingJob:
     submitted_by: str | None  # name of the token; null: the command line on the home folder
     cents_per_hour: float | None  # null: unknown
     cents: Cents | None  # so far; null: unknown
+    gpus: int = 1
+    gpu_hours: float = 0.0  # of its present attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,3 +209,5 @@ class Spending:
     going: tuple[GoingJob, ...]  # the dearest an hour first
     going_total: int
     made_at: datetime
+    gpu_hours: float = 0.0
+    bounded_jobs: int = 0  # in the forecast as long as their limits or the month allow: nothing says how long they need

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from trainmaster.api.costs import Bound
 from trainmaster.api.run import Run
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Reason, Stage, Status, TargetState
@@ -38,6 +39,7 @@ class JobLine:
     ended_at: datetime | None
     cost_cents: Cents | None = None  # so far; None: unknown
     forecast_cents: Cents | None = None  # at its end
+    forecast_bound: Bound | None = None  # the forecast is at most so much; None: it is from the pace of the job
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     machines: tuple[str, ...] = ()  # of its newest attempt, where the target names them
@@ -174,6 +176,7 @@ class JobPage:
     made_by: str  # the command that makes this report again
     cost_cents: Cents | None = None  # so far; None: unknown
     forecast_cents: Cents | None = None  # at its end
+    forecast_bound: Bound | None = None  # the forecast is at most so much; None: it is from the pace of the job
     submitted_by: str | None = None  # name of the token; None: the command line on the home folder
     price_cents_per_hour: float | None = None  # for all its machines; None: unknown
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)

@@ -98,6 +98,7 @@ class MappedNode:
     out_since: str | None = None
     out_reason: str | None = None  # of a machine of our own queue
     standing: str = ""  # the check of an older run that decides the verdict: it was not measured again
+    used_by_others: int = 0  # open jobs there of projects that the caller does not see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class NodeMap:
 
     nodes: tuple[MappedNode, ...]
     total: int  # that fit the filter
-    counts: Mapping[str, int]  # all, bad, used, out: before the filter
+    counts: Mapping[str, int]  # all, bad, used, free, out: before the filter
     state: str | None
     find: str | None
     limit: int
@@ -143,4 +144,5 @@ class NodeHistory:
     out_reason: str | None = None  # of a machine of our own queue
     verdict: Verdict | None = None  # of a node; a check that was not measured again keeps its last one
     standing: str = ""  # the check of an older run that decides it
+    used_by_others: int = 0  # open jobs there of projects that the caller does not see
     made_at: datetime

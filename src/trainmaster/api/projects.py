@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainmaster.api.costs import Cost
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
@@ -16,6 +18,11 @@ class Project:
     month_cap_cents: int | None
     total_cap_cents: int | None
     targets: tuple[str, ...]  # granted to it
+    month_spent: Cost | None = None  # of the budget for each month; null: it has none
+    total_spent: Cost | None = None
+    weight: float = 1.0  # in our own queue
+    quota: int | None = None  # devices at once in our own queue; null: no limit
+    devices: int = 0  # of our own queue that its jobs hold now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

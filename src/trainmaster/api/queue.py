@@ -36,6 +36,7 @@ class ProjectShare:
     project: str
     weight: float
     quota: int | None  # devices at once; null: no limit
+    held: int = 0  # devices that its jobs hold now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.errors import MarkupError
@@ -19,6 +19,11 @@ from rich.text import Text
 from trainmaster.core.clean_text import clean
 from trainmaster.core.errors import SpecError, TrainmasterError
 from trainmaster.core.schema import to_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from rich.table import Table
 
 
 class CleanConsole(Console):
@@ -56,6 +61,16 @@ def paint(word: str, *, width: int = 0) -> str:
     """A verdict or status in its colour, as rich markup; padded to `width` as it will be seen."""
     colour, padded = COLOURS.get(word), plain(f"{word:<{width}}")
     return f"[{colour}]{padded}[/]" if colour else padded
+
+
+def table(*titles: str, right: Collection[str] = (), fold: bool = False) -> Table:
+    """An empty table without lines, as verbs print them. `fold`: what does not fit goes on below, not cut off."""
+    from rich.table import Table
+
+    made = Table(box=None, header_style="dim", pad_edge=False)
+    for title in titles:
+        made.add_column(title, justify="right" if title in right else "left", overflow="fold" if fold else "ellipsis")
+    return made
 
 
 def as_json(value: object) -> None:

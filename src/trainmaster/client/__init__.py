@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,18 +93,12 @@ class Client(QueueCalls):
     def close(self) -> None:
         self._transport.close()
 
-    def get(self, path: str, **params: Any) -> Any:
-        """The parsed JSON of any path."""
-        return self._transport.request("GET", path, params=params).json()
-
     # Jobs
 
     def submit(self, spec: Mapping[str, Any], *, key: str | None = None) -> Submitted:
         """Submit a job. The same `key` and spec return the same job, also from another process. Without a key a random
         one is sent, so that a retry after a lost connection creates nothing twice."""
-        sent = {"Idempotency-Key": key or str(uuid.uuid4())}
-        answer = self._transport.request("POST", JOBS, body=dict(spec), headers=sent)
-        return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
+        return self._create(Submitted, JOBS, key=key, body=dict(spec))
 
     def check(self, spec: Mapping[str, Any], *, key: str | None = None) -> None:
         """Raise what `submit` would raise for this spec, and create nothing. An older server is not asked."""
@@ -156,17 +149,11 @@ class Client(QueueCalls):
 
     def resume(self, job_id: str, *, key: str | None = None) -> Submitted:
         """Submit a job that continues from the last checkpoint of an ended one; Conflict while that one runs."""
-        answer = self._transport.request(
-            "POST", _job(job_id, "resume"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
-        )
-        return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
+        return self._create(Submitted, _job(job_id, "resume"), key=key)
 
     def rerun(self, job_id: str, *, key: str | None = None) -> Submitted:
         """Submit the spec of a job again, from the beginning."""
-        answer = self._transport.request(
-            "POST", _job(job_id, "rerun"), headers={"Idempotency-Key": key or str(uuid.uuid4())}
-        )
-        return decode(Submitted, {**answer.json(), "new": answer.status_code == 201})
+        return self._create(Submitted, _job(job_id, "rerun"), key=key)
 
     def wait(self, job_id: str, *, every_s: float = 1.0) -> JobPage:
         """Wait for the end of a job and return its page."""

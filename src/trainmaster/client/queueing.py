@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from trainmaster.api.codec import decode
@@ -15,6 +15,7 @@ from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
 from trainmaster.client.transport import Transport
 from trainmaster.core.config.search import MOST_TRIALS
 
+T = TypeVar("T")
 # For the check of one trial: 25 times what one of our trainer takes, so that a busy server answers in time too.
 _TRIAL_S = 0.1
 
@@ -24,15 +25,16 @@ class QueueCalls:
 
     _transport: Transport
 
-    def _ask(self, path: str, **params: Any) -> Any:
+    def get(self, path: str, **params: Any) -> Any:
+        """The parsed JSON of any path."""
         return self._transport.request("GET", path, params=params).json()
 
     def queue(self, *, project: str | None = None, limit: int = 50, offset: int = 0) -> QueuePage:
         """Jobs that wait, in the order of the queue."""
-        return decode(QueuePage, self._ask("/v1/queue", project_id=project, limit=limit, offset=offset))
+        return decode(QueuePage, self.get("/v1/queue", project_id=project, limit=limit, offset=offset))
 
     def machines(self, *, project: str | None = None) -> MachinesPage:
-        return decode(MachinesPage, self._ask("/v1/machines", project_id=project))
+        return decode(MachinesPage, self.get("/v1/machines", project_id=project))
 
     def drain_machine(self, node: str, *, reason: str, target: str | None = None) -> None:
         """The server's own queue starts nothing new on a machine."""
@@ -57,24 +59,28 @@ class QueueCalls:
 
         The server checks each trial before it answers, and is given time for that.
         """
-        sent = {"Idempotency-Key": key or str(uuid.uuid4())}
         more_s = _count_trials(document) * _TRIAL_S
-        answer = self._transport.request("POST", "/v1/sets", body=dict(document), headers=sent, more_s=more_s)
-        return decode(SubmittedSet, {**answer.json(), "new": answer.status_code == 201})
+        return self._create(SubmittedSet, "/v1/sets", key=key, body=dict(document), more_s=more_s)
+
+    def _create(self, kind: type[T], path: str, *, key: str | None, body: object = None, more_s: float = 0.0) -> T:
+        """What a submission made, or an earlier one with this key; without a key a random one is sent."""
+        sent = {"Idempotency-Key": key or str(uuid.uuid4())}
+        answer = self._transport.request("POST", path, body=body, headers=sent, more_s=more_s)
+        return decode(kind, {**answer.json(), "new": answer.status_code == 201})
 
     def sets(self, *, project: str | None = None, find: str | None = None, limit: int = 50) -> tuple[SetLine, ...]:
         """Sets of runs, newest first; `find` is a name, or the beginning of an id."""
-        page = self._ask("/v1/sets", project_id=project, find=find, limit=limit)
+        page = self.get("/v1/sets", project_id=project, find=find, limit=limit)
         return decode(tuple[SetLine, ...], page["sets"])
 
     def jobs_alone(self, *, project: str | None = None, limit: int = 50, offset: int = 0) -> JobsPage:
         """Jobs that are no trials of a set, newest first."""
-        page = self._ask("/v1/training/jobs", project_id=project, alone=True, limit=limit, offset=offset)
+        page = self.get("/v1/training/jobs", project_id=project, alone=True, limit=limit, offset=offset)
         return decode(JobsPage, page)
 
     def set(self, set_id: str) -> SetPage:
         """A set with its table of results."""
-        return decode(SetPage, self._ask(f"/v1/sets/{quote(set_id, safe='')}"))
+        return decode(SetPage, self.get(f"/v1/sets/{quote(set_id, safe='')}"))
 
     def cancel_set(self, set_id: str) -> SetPage:
         """No further trial begins, and those that are open are asked to save and stop."""

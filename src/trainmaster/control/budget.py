@@ -68,7 +68,8 @@ def admit(conn: Connection, project: str, *, price: float | None, now: datetime)
         if amount.known_cents >= budget.cap_cents:
             raise OverBudget(
                 f"{_words(budget, now)} is spent: {_figures(amount, budget.cap_cents)}; "
-                f"raise it with `trainmaster cost --set-cap`"
+                f"raise it with `trainmaster cost --set-cap {project}=DOLLARS/{budget.period}`",
+                project=project,
             )
 
 

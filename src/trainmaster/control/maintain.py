@@ -124,9 +124,9 @@ def delete_job(db: Database, storage: Store, home: Path, job_id: str, *, by: str
         audit.record(conn, who=by, action="job.delete", subject=f"job:{job_id}", detail={"name": job.name})
 
 
-def sweep_drafts(folder: Path, *, older_s: float = _DRAFT_AGE_S) -> int:
+def sweep_drafts(folder: Path) -> int:
     """Remove drafts that a killed writer left behind; their number."""
-    count, before = 0, time.time() - older_s
+    count, before = 0, time.time() - _DRAFT_AGE_S
     for place, _, names in os.walk(folder):
         for name in names:
             if name.startswith(DRAFT_PREFIX):

@@ -93,15 +93,13 @@ def submit_once(
     return _known(db, job_id), new
 
 
-def check_only(
-    db: Database, spec: JobSpec, *, key: str | None = None, load: Callable[[str], Target] = targets.load
-) -> None:
+def check_only(db: Database, spec: JobSpec, *, key: str | None = None) -> None:
     """Refuse what `submit_once` would refuse of the spec itself, its target and the budget. Nothing is written.
 
     Whether `resume_from` names a job that still writes is asked at the submission. With a key the budget is not asked:
     the job of that key may be there already, and is then returned in any case.
     """
-    spec, _, _, price = check(db, spec, load=load)
+    spec, _, _, price = check(db, spec)
     if key is None:
         with db.read() as conn:
             budget.admit(conn, spec.project, price=price, now=datetime.now(UTC))

@@ -118,6 +118,10 @@ class OverQuota(UsageError):
 class OverBudget(UsageError):
     """The project's budget is spent; the message has the amount. Nothing was created."""
 
+    def __init__(self, message: str, *, project: str) -> None:
+        self.project = project
+        super().__init__(message)
+
 
 class KeyTaken(UsageError):
     """An idempotency key that already stands for another submission of its project."""

@@ -117,19 +117,6 @@ def _show(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def parse_expect(words: Sequence[str]) -> Expect:
-    """Expect from `name=value` words (`--expect gpus=8`); all faults are raised at once."""
-    mapping: dict[str, object] = {}
-    faults: list[Fault] = []
-    for word in words:
-        try:
-            name, value = parse_word(word)
-            mapping[name] = value
-        except SpecError as error:
-            faults.extend(error.faults)
-    return build_expect(mapping, faults)
-
-
 def parse_word(word: str) -> tuple[str, object]:
     """Name and value of a word such as `gpus=8`."""
     name, equals, value = word.partition("=")

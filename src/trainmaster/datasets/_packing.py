@@ -30,7 +30,6 @@ class Cut(Protocol):
     @property
     def fill(self) -> float:
         """Share of all positions that hold a counted token."""
-        ...
 
 
 class Concat:

@@ -40,11 +40,9 @@ class Documents(Protocol):
 
     def read(self, file: int, skip: int) -> Iterator[str]:
         """The texts of a file from document number `skip` on."""
-        ...
 
     def at(self, fingerprint: str) -> Documents:
         """The same documents as they were under that fingerprint."""
-        ...
 
 
 class Stream(Source):

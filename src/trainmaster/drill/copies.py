@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,7 +49,9 @@ class Copies:
                 self._throw_away(name)
                 return self.strike(strike, before, own_mounts=False)
         elif strike.name != "ranks":
-            hit = self.starts.start(name, str(strike), strike=strike, steps=2, total=shape.steps)
+            hit = self.starts.start(
+                name, str(strike), strike=strike, steps=2, total=shape.steps, since=timeline.newest() or 0
+            )
             one = _hit(one, hit, timeline)
         # Killed in its last save it has done every step, and is not over.
         is_over = (
@@ -62,7 +64,8 @@ class Copies:
                 f"resume after: {strike}",
                 strike=look,
                 steps=LOOK_STEPS,
-                total=shape.steps,
+                total=min(shape.steps, (one.newest or 0) + LOOK_STEPS),
+                since=one.newest or 0,
                 fewer=strike.name == "ranks",
             )
             saved = timeline.copy()
@@ -84,22 +87,36 @@ class Copies:
     def _damage(self, one: Struck, name: str, timeline: Timeline) -> Struck:
         """Damage the newest checkpoint of a copy of the run."""
         found = self._checkpoints(name)
+        starts = 2 if len(found) == 1 else 1
+        if why := self._nothing_to_damage(one, found, name, alone=self.shape.keeps_one):
+            self.starts.estimate.leave_out(starts)
+            return replace(one, reached=False, skipped=why)
         if len(found) == 1:  # with none to go back to, no program can do better than to stop
             one = self._save_once_more(one, name, timeline)
             found = self._checkpoints(name)
         if not found or not one.reached:
             return replace(one, reached=False)
         one = replace(one, unsure=timeline.unsure())
-        if one.strike.name == "missing" and len(found) == 1 and len(found[0].files) == 1:
-            return replace(one, reached=False, skipped="one checkpoint of one file: without it nothing was saved")
+        if why := self._nothing_to_damage(one, found[:1], name, alone=len(found) == 1):
+            self.starts.estimate.leave_out(1)
+            return replace(one, reached=False, skipped=why)
         dice = random.Random(f"{self.starts.setup.seed} {one.strike.name}")  # noqa: S311 (a drill, not a key)
         pointer = folders.find_pointer(found[0], self.starts.roots(name))
-        if one.strike.name == "unfinished" and pointer is None:
-            return replace(one, reached=False, skipped="no file such as `latest` names the newest checkpoint")
         path = folders.damage(found[0], one.strike.name, dice)
         if one.strike.name == "unfinished" and pointer is not None:
             path = pointer
         return replace(one, damaged=str(path.relative_to(self.starts.folder / name)), older=len(found) - 1)
+
+    def _nothing_to_damage(
+        self, one: Struck, found: Sequence[folders.Checkpoint], name: str, *, alone: bool
+    ) -> str | None:
+        """Why there is nothing to be struck, asked before a start is spent. `alone`: it keeps one checkpoint."""
+        if one.strike.name == "missing" and alone and len(found) == 1 and len(found[0].files) == 1:
+            return "one checkpoint of one file: without it nothing was saved"
+        roots = self.starts.roots(name)
+        if one.strike.name == "unfinished" and found and not any(folders.find_pointer(each, roots) for each in found):
+            return "no file such as `latest` names the newest checkpoint"
+        return None
 
     def _save_once_more(self, one: Struck, name: str, timeline: Timeline) -> Struck:
         """Go on past the next save, and kill every rank."""
@@ -108,7 +125,7 @@ class Copies:
         if after is None:
             return replace(one, reached=False)
         label, kill = f"one more save, for: {one.strike}", Strike(name="all", after=0)
-        done = self.starts.start(name, label, strike=kill, steps=after, total=newest + after)
+        done = self.starts.start(name, label, strike=kill, steps=after, total=newest + after, since=newest)
         timeline.add("the strike before", done.lives, files=self.starts.written(done, name))
         return replace(one, reached=done.struck, died_at=timeline.done, newest=timeline.newest())
 
@@ -132,6 +149,7 @@ class Copies:
                 strike=strike,
                 steps=order["after"],
                 total=newest + order["after"],
+                since=newest,
                 order={**more, "room": disk.limit},
                 disk=disk,
             )

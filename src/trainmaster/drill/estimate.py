@@ -35,6 +35,10 @@ class Estimate:
         self._spent_s.append(max(0.0, done.ended - done.begun - self._step_s * len(lines)))
         self.starts, self.steps = max(0, self.starts - 1), max(0, self.steps - len(lines))
 
+    def leave_out(self, starts: int) -> None:
+        """Starts that are not needed, since there is nothing to be struck."""
+        self.starts, self.steps = max(0, self.starts - starts), max(0, self.steps - LOOK_STEPS * starts)
+
     def __str__(self) -> str:
         if not self._spent_s or not self.starts:
             return ""

@@ -86,7 +86,8 @@ def enough(judged: Sequence[Resume], words: str, *, compared: int | None = None)
             f"not judged: what the run held there is not known for any of {len(judged)} resumes",
             action="run more steps, with at least two between saves, so that the run is struck a step after a save",
         )
-    return ok(f"{len(judged) if compared is None else compared} resumes: {words}")
+    many = len(judged) if compared is None else compared
+    return ok(f"{many} resume{'s' * (many > 1)}: {words}")
 
 
 def count_known(judged: Sequence[Resume]) -> int:

@@ -125,8 +125,8 @@ def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) 
     shown = [resume for resume in judged if pairs_after(resume)]
     if shown and all(same_after(resume) for resume in shown):
         return ok(
-            f"{len(shown)} resumes: no DataLoader was seen; the weights after the resumes are those of the "
-            "undisturbed run, which other data would have changed"
+            f"{len(shown)} resume{'s' * (len(shown) > 1)}: no DataLoader was seen; the weights after the resumes are "
+            "those of the undisturbed run, which other data would have changed"
         )
     if failed and ground.repeatable:
         return error(
@@ -180,8 +180,8 @@ def _data_of_no_order(judged: Sequence[Resume], ground: Ground) -> Finding:
     words = f"{alike} steps read the batches that the run had read there before the strike"
     if drawn:
         words += (
-            f"; {drawn} resumes began a pass through the data where the run did, or read each sample once in it, in an "
-            "order of their own"
+            f"; {drawn} resume{'s' * (drawn > 1)} began a pass through the data where the run did, or read each sample "
+            "once in it, in an order of their own"
         )
     return enough(judged, f"{words} ({_NO_ORDER})", compared=compared)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from trainmaster.core.results import Finding, error, fail, ok
 from trainmaster.drill.lives import Resume
@@ -36,7 +37,7 @@ def end(
             f"the last attempt ended with {list(last.codes)}: {last.message}", action=f"see the logs in {last.folder}"
         )
     if reached == steps:
-        return ok(f"the run came to step {reached}, its last, in attempt {len(attempts)}")
+        return ok(f"the run came to step {reached}, its last, in {Path(last.folder).name}")
     if counted := _counted(reference, attempts, resumes):
         return fail(f"it did {reached} steps instead of {steps}: {counted}", action=_COUNT)
     if seems := _same_each_time(attempts, resumes, reached - steps):

@@ -33,11 +33,11 @@ APART = (*STORAGE, *DAMAGE, "ranks")  # each has a judgement of its own
 BRANCHES = ("term", "saving", *APART)
 _ALONE = ("before-save", "stop", *BRANCHES)  # they leave no such run
 NOT_TRIED = "more ranks than before, another node"
-# What a checkpoint may hold else is seen only by what is saved next, and by the losses.
+# What a checkpoint may hold else is seen only by what is saved next, by the losses and other numbers that are printed.
 NOT_SEEN = (
     "state other than weights, optimizers, learning rates, GradScaler, AveragedModel, buffers, random generators, the "
     "place in the data, and tensors that torch.save saves in an entry of their own: a moving average of your own that "
-    "is never saved is not missed"
+    "is never saved is missed only where a number shows it that is printed, as the result of a last evaluation"
 )
 LOOK_STEPS = 6  # steps of a resume in a copy of the run, before the drill ends it
 

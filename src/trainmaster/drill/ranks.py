@@ -40,34 +40,33 @@ def judge(one: Struck, printed: int | None) -> Finding:
     Losses and data are not compared: with the same batch for each rank, a step is made of fewer samples. Nor is the
     optimizer's state, of which each rank may keep a part; that it is empty is seen.
     """
-    words = str(one.strike)
     if not one.reached or one.branch is None:
-        return error(f"{words}: not reached", action="run more steps")
+        return error("not reached", action="run more steps")
     if one.branch.hung:
-        return fail(f"{words}: the program hung and was killed", action=_SHARDS)
+        return fail("the program hung and was killed", action=_SHARDS)
     if not one.resumes:
         code = next((code for code in one.branch.codes if code), 0)
         if code == 0:
-            return fail(f"{words}: the program ended with 0 and trained nothing", action=_SHARDS)
-        return warn(f"{words}: the program ended with {code}: the run needs as many ranks as before", action=_SHARDS)
+            return fail("the program ended with 0 and trained nothing", action=_SHARDS)
+        return warn(f"the program ended with {code}: the run needs as many ranks as before", action=_SHARDS)
     starts = {printed if resume.start is None else resume.start for resume in one.resumes}
     if 0 in starts and one.newest:
-        return fail(f"{words}: the run began at step 0, although step {one.newest} was saved", action=_SHARDS)
+        return fail(f"the run began at step 0, although step {one.newest} was saved", action=_SHARDS)
     if None in starts:
         return error(
-            f"{words}: which step it went on from was not seen: its weights are those of no rank of the run",
+            "which step it went on from was not seen: its weights are those of no rank of the run",
             action="print the step with its loss, once a step; the weights of shards cannot be compared",
         )
     if len(starts) > 1:
         told = " and ".join(str(start) for start in sorted(start or 0 for start in starts))
-        return fail(f"{words}: ranks went on from steps {told}", action=_SHARDS)
+        return fail(f"ranks went on from steps {told}", action=_SHARDS)
     start = starts.pop()
     if (start or 0) < (one.newest or 0):
-        return fail(f"{words}: it went on from step {start}, although step {one.newest} was saved", action=_SHARDS)
+        return fail(f"it went on from step {start}, although step {one.newest} was saved", action=_SHARDS)
     if any(_is_empty(resume) for resume in one.resumes):
-        return fail(f"{words}: the state of the optimizer is empty: momentum begins anew", action=_SHARDS)
+        return fail("the state of the optimizer is empty: momentum begins anew", action=_SHARDS)
     many = len(one.resumes)
-    return ok(f"{words}: went on from step {start}, on {many} rank{'s' * (many > 1)}")
+    return ok(f"went on from step {start}, on {many} rank{'s' * (many > 1)}")
 
 
 def _is_empty(resume: Resume) -> bool:

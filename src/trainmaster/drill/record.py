@@ -34,6 +34,7 @@ class Attempt:
     loaded: frozenset[int] = frozenset()  # ranks that read a checkpoint before their first step
     hung: bool = False  # it did no step for so long that it was killed
     repeated: frozenset[int] = frozenset()  # steps that it printed with more than one loss
+    printed: tuple[str, ...] = ()  # its lines that hold numbers, progress bars left out
     left: tuple[int, ...] = ()  # processes that would not die
     versions: Mapping[str, str] = field(default_factory=dict)  # of Python and packages in the program; empty: not seen
     reached: int = 0  # the last step of the run that it began; of an attempt in a copy of the run

@@ -144,7 +144,8 @@ class CommandDrill:
             if strike.name not in plans.APART:
                 self._resumes += struck.resumes
         stop = next((strike for strike in strikes if strike.name == "stop"), None)
-        last = self._starts.start("struck", "to the end", strike=stop, steps=2, total=shape.steps)
+        base = timeline.newest() or 0
+        last = self._starts.start("struck", "to the end", strike=stop, steps=2, total=shape.steps, since=base)
         self._take(before, last, timeline)
         if stop is not None:
             self._struck.append(Struck(strike=stop, reached=last.struck, died_at=None, resumes=()))
@@ -154,7 +155,7 @@ class CommandDrill:
         """One strike of the run itself; False where there is nothing left to strike."""
         base = timeline.newest() or 0
         steps = max(2, strike.after - base)
-        done = self._starts.start("struck", str(strike), strike=strike, steps=steps, total=base + steps)
+        done = self._starts.start("struck", str(strike), strike=strike, steps=steps, total=base + steps, since=base)
         within = tuple(r for r in self._take(before, done, timeline, then=str(strike)) if r.strike == str(strike))
         died_at = within[0].done if within else timeline.done if done.lives else None
         self._struck.append(Struck(strike=strike, reached=done.struck, died_at=died_at, resumes=within))

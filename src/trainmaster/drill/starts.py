@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trainmaster.core.plan import EVENTS_FILE, Plan
+from trainmaster.core.plan import EVENTS_FILE, Plan, rank_log
 from trainmaster.core.spec import Preflight
 from trainmaster.drill import attempt as engine
 from trainmaster.drill import folders, plan, ranks, readings, storage, witness_log
@@ -47,11 +47,12 @@ class Starts:
         strike: Strike | None,
         steps: int,
         total: int,
+        since: int = 0,
         order: Mapping[str, int] | None = None,
         disk: storage.Disk | None = None,
         fewer: bool = False,
     ) -> Attempt:
-        """One start in the folders of a run."""
+        """One start in the folders of a run, expected to go on from step `since` and to come to `total`."""
         self._number += 1
         base = self.folder / run
         folder = base / f"attempt-{self._number}"
@@ -81,7 +82,7 @@ class Starts:
 
         def look(agent: int) -> None:
             outside.look(agent)
-            self.say(label, readings.count_steps(witness), max(total, 1))
+            self.say(label, since + readings.count_steps(witness), max(total, 1))
 
         record = engine.run(job, variables={}, look=look, look_s=_LOOK_S)
         ended = time.monotonic()
@@ -93,6 +94,7 @@ class Starts:
                 "save below TRAINMASTER_CHECKPOINTS, or to a path relative to the working folder"
             )
         message = str(record.get("message", ""))
+        codes = engine.exit_codes(record)
         losses, repeated = readings.read_losses(folder / EVENTS_FILE)
         done = Attempt(
             label=label,
@@ -100,7 +102,8 @@ class Starts:
             lives=witness_log.read(witness, ended=strike is None and not outside.hung),
             losses=losses,
             repeated=repeated,
-            codes=engine.exit_codes(record),
+            printed=readings.read_printed(folder / rank_log(0), ended=set(codes) == {0}),
+            codes=codes,
             message=message,
             forced="did not end in" in message,
             begun=begun,

@@ -22,7 +22,7 @@ _SAY = "let the error of a save end the program with an exit code other than 0, 
 def judge(one: Struck, wrong: Sequence[str]) -> Finding:
     """`wrong`: what of the state that was loaded is not what the run had."""
     if not one.reached or one.storage is None or one.hit is None:
-        return error(f"{one.strike}: not reached", action="run more steps, with at least two saves after the last kill")
+        return error("not reached", action="run more steps, with at least two saves after the last kill")
     if one.strike.name == "power":
         return power_cut(one, one.storage, wrong)
     return cannot_save(one, one.storage, wrong)
@@ -30,7 +30,7 @@ def judge(one: Struck, wrong: Sequence[str]) -> Finding:
 
 def cannot_save(one: Struck, storage: Storage, wrong: Sequence[str]) -> Finding:
     """The program ends with an error or tells of it, and the last good checkpoint is still there."""
-    words, hit = f"{one.strike} ({storage.way})", one.hit
+    words, hit = storage.way, one.hit
     assert hit is not None
     if hit.hung:
         return fail(f"{words}: the program hung and was killed", action=_SAY)
@@ -63,8 +63,9 @@ def cannot_save(one: Struck, storage: Storage, wrong: Sequence[str]) -> Finding:
 
 def power_cut(one: Struck, storage: Storage, wrong: Sequence[str]) -> Finding:
     """What was said to be saved is there, or is passed over for the checkpoint before it."""
-    words = f"{one.strike} ({storage.way})"
-    lost = f"{len(storage.lost)} files were not fsynced, as {storage.lost[0]}" if storage.lost else "all was fsynced"
+    words, many = storage.way, len(storage.lost)
+    files = "1 file was" if many == 1 else f"{many} files were"
+    lost = f"{files} not fsynced{', as' if many > 1 else ':'} {storage.lost[0]}" if storage.lost else "all was fsynced"
     if fault := _resume(one, wrong, older=one.older_step):
         return fail(f"{words}: {lost}; {fault}", action=_DURABLE if storage.lost else _KEEP)
     if one.branch is None:

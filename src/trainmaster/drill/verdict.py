@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.drill import beside, judge, judge_data, judge_end, losses, ranks, storage_verdict
+from trainmaster.drill import beside, judge, judge_data, judge_end, losses, printed, ranks, storage_verdict
 from trainmaster.drill.attempt import AGAIN, NOT_RUN
 from trainmaster.drill.ground import Ground, make_ground
 from trainmaster.drill.lives import JUST_S, Resume
@@ -24,12 +24,12 @@ def unfit(reference: Attempt, folder: Path) -> Finding | None:
     """Why the program cannot be drilled, as its first undisturbed run shows."""
     if not reference.lives and set(reference.codes) == {0}:
         return error(
-            "the program ended with 0, and the witness saw no optimizer step: it has no optimizer of torch, or it "
-            "found checkpoints of an earlier run in its folder and had nothing left to do",
+            "the program ended with 0, and the witness, the drill's module inside it, saw no optimizer step: it has no "
+            "optimizer of torch, or it found checkpoints of an earlier run in its folder and had nothing left to do",
             action=f"drill a folder without old checkpoints, or let it train for more steps; else {_UNSEEN}",
         )
     if not reference.lives:
-        return error("the witness saw no optimizer step of the program", action=_UNSEEN)
+        return error("the witness, the drill's module inside the program, saw no optimizer step", action=_UNSEEN)
     places = {save.path for life in reference.lives for save in life.saves}
     if outside := sorted(path for path in places if not Path(path).is_relative_to(folder.resolve())):
         return error(
@@ -125,12 +125,14 @@ def judge_all(
     causes = [name for name, finding in found if finding.verdict is Verdict.FAIL]
     if miscounted or (judge_end.may_be_miscounted(end) and not causes):
         causes.append("end")
-    found.append(
-        (
-            "losses",
-            losses.judge_losses(first.clear_losses, attempts, resumes, ground=ground, noise=noise, causes=causes),
+    told = losses.judge_losses(first.clear_losses, attempts, resumes, ground=ground, noise=noise, causes=causes)
+    found.append(("losses", told))
+    if not causes and told.verdict is not Verdict.FAIL:
+        differ = told.verdict is Verdict.WARN
+        lines = printed.judge(
+            first, second, attempts, resumes, ground=ground, noise=noise, steps=shape.steps, losses_differ=differ
         )
-    )
+        found += _told("printed", lines)
     damaged = [one for one in struck if one.strike.name in DAMAGE]
     unneeded = {one.damaged for one in damaged if one.strike.name == "missing" and _is_unneeded(one, ground)}
     found += [(one.strike.name, damage(one, ground, unneeded=unneeded)) for one in damaged]
@@ -188,15 +190,14 @@ def damage(one: Struck, ground: Ground, *, unneeded: Collection[str | None] = ()
 
     `unneeded`: files without which the run went on all the same, as an exported model.
     """
-    words = str(one.strike)
     if one.skipped is not None:
-        return skip(f"{words}: {one.skipped}", proof="the files that the struck run had saved")
+        return skip(one.skipped, proof="the files that the struck run had saved")
     if not one.reached or one.branch is None:
         return error(
-            f"{words}: no checkpoint was there to be damaged, with an older one beside it",
+            "no checkpoint was there to be damaged, with an older one beside it",
             action="run more steps, with at least two saves after the last kill",
         )
-    words = f"{words} ({one.damaged})"
+    words = str(one.damaged)
     alone = "" if one.older else "; it keeps only one checkpoint, so there was none to go back to"
     to_do = _FALL_BACK if one.older else _KEEP_TWO
     if not one.resumes:
@@ -320,18 +321,15 @@ def _restarts(attempts: Sequence[Attempt], struck: Sequence[Struck]) -> Finding:
             )
     if not starts:
         return _nothing()
-    return ok(f"{len(starts)} starts with the checkpoints as they were saved, none needed help{_apart(struck)}")
+    many = f"{len(starts)} start{'s' * (len(starts) > 1)}"
+    return ok(f"{many} with the checkpoints as they were saved, none needed help{_apart(struck)}")
 
 
 def _apart(struck: Sequence[Struck]) -> str:
     """Starts that are not counted here: with damaged checkpoints, after a strike at the disk, with fewer ranks."""
-    apart = [one for one in struck if one.branch is not None and one.strike.name in APART]
-    dead = [str(one.strike) for one in apart if not one.resumes]
-    if not apart:
-        return ""
-    without = f", of which {len(dead)} did not go on ({'; '.join(dead)})" if dead else ""
+    apart = sum(one.branch is not None and one.strike.name in APART for one in struck)
     others = "after damage, strikes at the disk or with fewer ranks"
-    return f"; judged below, each by its own claim: {len(apart)} {others}{without}"
+    return f"; judged below, each by its own claim: {apart} {others}" if apart else ""
 
 
 def _some_loaded(attempts: Sequence[Attempt], shape: Shape) -> Finding | None:

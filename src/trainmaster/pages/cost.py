@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -11,19 +10,22 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from trainmaster import targets
-from trainmaster.api.costs import BudgetLine, CostPage, JobSpending, ProjectSpending
-from trainmaster.core.money.cost import Amount, Cents, Span, add_up, burn, forecast, month_of, round_cents
+from trainmaster.api.costs import Bound, BudgetLine, CostPage, JobSpending, ProjectSpending
+from trainmaster.core.money.cost import Amount, Cents, Span, Window, add_up, burn, forecast, month_of, round_cents
+from trainmaster.pages.parts.usage import by_person, by_project, by_target, list_lines
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
-from trainmaster.store.costs import JobSum
+from trainmaster.store.costs import Charge
 from trainmaster.store.database import Connection, Database
+from trainmaster.store.page_rows import cost_sums
+from trainmaster.store.page_rows.cost_sums import ClosedSums, JobSum
 from trainmaster.store.page_rows.runs import PriceRow, find_jobs
 from trainmaster.store.page_rows.runs import list_prices as list_price_rows
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
 _AT_ONCE = 500  # ids in one query
-
+_NOTHING = ClosedSums(projects={}, dearest={}, others={})
 
 Page = CostPage
 
@@ -40,55 +42,70 @@ def read(
     """Costs of one job, of a project or of all; in the month that a time is in, or from the beginning."""
     now = now or datetime.now(UTC)
     window = month_of(month) if month is not None else None
+    most = max(1, min(limit, MOST))
+    free = _free_targets()
     with db.read() as conn:
         budgets = costs.list_budgets(conn, project=project) if job is None else []
         windows = list(dict.fromkeys([window, *(row.window(now) for row in budgets)]))
         if job is not None:  # all of its charges: there are few
-            charges, closed = costs.list_charges(conn, jobs=[job]), [dict[str, JobSum]()]
+            charges, closed = costs.list_charges(conn, jobs=[job]), [_NOTHING]
         else:
-            charges = costs.list_charges(conn, project=project, closed=False)
-            closed = costs.sum_jobs(conn, project=project, windows=windows)
+            closed, ids = cost_sums.sum_jobs(conn, project=project, free=free, windows=windows, most=most)
+            charges = costs.list_charges(conn, jobs=ids, closed=False) if ids else []
         by_window = dict(zip(windows, closed, strict=True))
-        for when, charge in ((when, charge) for when in windows for charge in charges):
-            if when is None or charge.touches(when, now=now):
-                _, known, unknown = by_window[when].get(charge.job_id, ("", 0.0, 0))
-                amount = add_up(charge.spans, now=now, window=when)
-                new = JobSum(charge.project, known + amount.known_cents, unknown + amount.unknown)
-                by_window[when][charge.job_id] = new
-        sums = by_window[window]
+        groups: list[costs.GroupSum] = []
+        if job is None:
+            (groups,) = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=[window])
+        going = {when: _add_charges(each.others, charges, when, now=now) for when, each in by_window.items()}
         # Asked only where a cost of nothing is to be judged: the stated prices are in the specs.
-        free = any(each.known_cents == 0 for each in itertools.chain(*(part.values() for part in by_window.values())))
-        unpriced = costs.list_unpriced(conn, free=_free_targets(), project=project) if free else set()
+        unpaid = {job_id for part in going.values() for job_id, each in part.items() if each.known_cents == 0}
+        unpriced = _list_unpriced(conn, unpaid)
+        projects = {when: _projects(each.projects, going[when], unpriced) for when, each in by_window.items()}
         rates: defaultdict[str, float] = defaultdict(float)
         for charge in charges:
-            rates[charge.job_id] += burn(charge.spans)
-        most = max(1, min(limit, MOST))
+            if charge.job_id in going[window]:
+                rates[charge.project] += burn(charge.spans)
+        sums = {**by_window[window].dearest, **going[window]}
         dearest = heapq.nsmallest(most, sums, key=lambda job_id: (-sums[job_id].known_cents, job_id))
         rows = find_jobs(db, dearest)
         spans: dict[str, list[Span]] = {job_id: [] for job_id in dearest}
         for charge in costs.list_charges(conn, jobs=dearest) if dearest else ():
             spans[charge.job_id].extend(charge.spans)
         earlier = list_earlier(conn, rows, now=now)
+    gpu_hours = {line.name: line.gpu_hours for line in list_lines(groups, by_project)}
     left, timeouts = eta.list_left(db, rows, now=now), eta.list_timeouts(db, rows, now=now)
     return CostPage(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
         jobs=tuple(
             _job(
-                row, spans[row.id], _amount([sums[row.id]]), left.get(row.id), timeout_s=timeouts.get(row.id),
+                row, spans[row.id], sums[row.id], left.get(row.id), timeout_s=timeouts.get(row.id),
                 earlier_cents=earlier.get(row.id, 0.0), now=now,
             )
             for row in rows
         ),
-        more=len(sums) - len(rows),
-        projects=_projects(sums, rates, unpriced),
-        budgets=tuple(_budget(row, by_window[row.window(now)], unpriced) for row in budgets),
+        more=sum(each.jobs for each in projects[window].values()) - len(rows),
+        projects=tuple(
+            _project(each, rates[each.project], gpu_hours.get(name, 0.0))
+            for name, each in sorted(projects[window].items())
+        ),
+        people=list_lines(groups, by_person),
+        targets=list_lines(groups, by_target),
+        budgets=tuple(_budget(row, projects[row.window(now)].get(row.project)) for row in budgets),
         made_at=now,
     )  # fmt: skip
 
 
-def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, tuple[Cents | None, Cents | None]]:
-    """Cost so far and forecast of each of these jobs, as `round_cents` gives them, for a page of other things too."""
+class Figures(NamedTuple):
+    """Cost of a job, as `round_cents` gives it."""
+
+    so_far: Cents | None = None
+    at_end: Cents | None = None
+    bound: Bound | None = None  # the limit that the forecast is made of; None: the pace of the job
+
+
+def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[str, Figures]:
+    """Cost so far and forecast of each of these jobs, for a page of other things too."""
     rows = list(listed)
     spans: dict[str, list[Span]] = {row.id: [] for row in rows}
     with db.read() as conn:
@@ -98,21 +115,18 @@ def figures(db: Database, listed: Iterable[JobRow], *, now: datetime) -> dict[st
         going = [row for row in rows if row.stage is not None and any(span.cents_per_hour for span in spans[row.id])]
         earlier = list_earlier(conn, going, now=now)
     left, timeouts = eta.list_left(db, going, now=now), eta.list_timeouts(db, going, now=now)
-    by_job: dict[str, tuple[Cents | None, Cents | None]] = {}
+    by_job: dict[str, Figures] = {}
     for row in rows:
         if is_unpriced(row, spans[row.id]):
-            by_job[row.id] = (None, None)
+            by_job[row.id] = Figures()
             continue
         amount, per_hour = add_up(spans[row.id], now=now), burn(spans[row.id])
+        left_s, timeout_s = 0.0 if row.stage is None else left.get(row.id), timeouts.get(row.id)
         ahead = forecast_job(
-            row,
-            amount,
-            per_hour,
-            left_s=0.0 if row.stage is None else left.get(row.id),
-            timeout_s=timeouts.get(row.id),
-            earlier_cents=earlier.get(row.id, 0.0),
+            row, amount, per_hour, left_s=left_s, timeout_s=timeout_s, earlier_cents=earlier.get(row.id, 0.0)
         )
-        by_job[row.id] = (round_cents(amount.cents), ahead)
+        bound = find_bound(amount, ahead, per_hour, left_s=left_s, timeout_s=timeout_s)
+        by_job[row.id] = Figures(round_cents(amount.cents), ahead, bound)
     return by_job
 
 
@@ -145,15 +159,21 @@ def list_spent(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, 
 def list_exact(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, float | None]:
     """The same before it is rounded, to be summed."""
     spans: dict[str, list[Span]] = {job_id: [] for job_id in ids}
-    unpriced: set[str] = set()
     with db.read() as conn:
         for charge in costs.list_charges(conn, jobs=ids) if ids else ():
             spans[charge.job_id].extend(charge.spans)
         # Asked only of jobs without a price in their spans: the stated prices are in the specs.
         free = [job_id for job_id, own in spans.items() if all(span.cents_per_hour == 0 for span in own)]
-        for first in range(0, len(free), _AT_ONCE):
-            unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=free[first : first + _AT_ONCE])
+        unpriced = _list_unpriced(conn, free)
     return {job_id: None if job_id in unpriced else add_up(own, now=now).cents for job_id, own in spans.items()}
+
+
+def _list_unpriced(conn: Connection, jobs: Collection[str]) -> set[str]:
+    """Which of these jobs state no price and are on a target where none is known."""
+    ids, unpriced = sorted(jobs), set[str]()
+    for first in range(0, len(ids), _AT_ONCE):
+        unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=ids[first : first + _AT_ONCE])
+    return unpriced
 
 
 def is_unpriced(row: JobRow, spans: Sequence[Span]) -> bool:
@@ -190,6 +210,17 @@ def forecast_job(
     )
 
 
+def find_bound(
+    amount: Amount, ahead: Cents | None, per_hour: float, *, left_s: float | None, timeout_s: float | None
+) -> Bound | None:
+    """The limit that a forecast is made of, where nothing says how long the job still needs."""
+    if ahead is None or left_s is not None or not per_hour:
+        return None
+    at_timeout = amount.known_cents + per_hour * timeout_s / 3600 if timeout_s is not None else math.inf
+    # The cap is the lower one where it is what the forecast came to; both are rounded.
+    return "timeout_s" if at_timeout <= ahead + 1 else "max_cost"
+
+
 def cap_cents(row: JobRow) -> float | None:
     """Its own cap, which holds for its whole run; not rounded: it may be under a cent."""
     cap = row.spec.limits.max_cost
@@ -215,7 +246,7 @@ def list_earlier(conn: Connection, rows: Iterable[JobRow], *, now: datetime) -> 
 def _job(
     row: JobRow,
     spans: list[Span],
-    amount: Amount,
+    sums: JobSum,
     left_s: float | None,
     *,
     timeout_s: float | None,
@@ -230,61 +261,64 @@ def _job(
         name=row.name,
         project=row.project,
         status=row.status,
-        cents=None if unpriced else round_cents(amount.cents),
-        known_cents=round_cents(amount.known_cents),
+        cents=None if unpriced or sums.unknown else round_cents(sums.known_cents),
+        known_cents=round_cents(sums.known_cents),
         cents_per_hour=per_hour,
         left_s=left_s,
         forecast_cents=None if unpriced else ahead,
         max_cost_cents=round_cents(cap_cents(row)),
         submitted_by=row.submitted_by,
+        forecast_bound=find_bound(whole, ahead, per_hour, left_s=left_s, timeout_s=timeout_s),
     )
 
 
+def _add_charges(
+    closed: Mapping[str, JobSum], charges: Iterable[Charge], window: Window | None, *, now: datetime
+) -> dict[str, JobSum]:
+    """By job, what these charges came to, added to its closed ones."""
+    sums = dict(closed)
+    for charge in charges:
+        if window is None or charge.touches(window, now=now):
+            before = sums.get(charge.job_id) or JobSum(charge.project, 0.0, 0)
+            amount = add_up(charge.spans, now=now, window=window)
+            known, unknown = before.known_cents + amount.known_cents, before.unknown + amount.unknown
+            sums[charge.job_id] = JobSum(charge.project, known, unknown)
+    return sums
+
+
 def _projects(
-    sums: Mapping[str, JobSum], rates: Mapping[str, float], unpriced: Collection[str]
-) -> tuple[ProjectSpending, ...]:
-    """The sums of each project, by name."""
-    groups: dict[str, list[str]] = {}
-    for job_id, each in sums.items():
-        groups.setdefault(each.project, []).append(job_id)
-    lines = []
-    for name, members in sorted(groups.items()):
-        own = [sums[job_id] for job_id in members]
-        whole = _amount(own)
-        unknown = _count_unknown(sums, members, unpriced)
-        lines.append(
-            ProjectSpending(
-                project=name,
-                jobs=len(members),
-                unknown_jobs=unknown,
-                cents=None if unknown else round_cents(whole.cents),
-                known_cents=round_cents(whole.known_cents),
-                cents_per_hour=sum(rates.get(job_id, 0.0) for job_id in members) if rates else 0.0,
-            )
-        )
-    return tuple(lines)
+    closed: Mapping[str, JobSum], going: Mapping[str, JobSum], unpriced: Collection[str]
+) -> dict[str, JobSum]:
+    """By project: its sums. Unknown is a job with a part without a price, or with a price of 0 that nobody stated."""
+    sums = dict(closed)
+    for job_id, each in going.items():
+        before = sums.get(each.project) or JobSum(each.project, 0.0, 0, 0)
+        unknown = each.unknown > 0 or (each.known_cents == 0 and job_id in unpriced)
+        known = before.known_cents + each.known_cents
+        sums[each.project] = JobSum(each.project, known, before.unknown + unknown, before.jobs + 1)
+    return sums
 
 
-def _amount(sums: Iterable[JobSum]) -> Amount:
-    parts = list(sums)
-    known = math.fsum(each.known_cents for each in parts)
-    return Amount(known_cents=known, unknown=sum(each.unknown for each in parts))
+def _project(sums: JobSum, per_hour: float, gpu_hours: float) -> ProjectSpending:
+    known = round_cents(sums.known_cents)
+    return ProjectSpending(
+        project=sums.project,
+        jobs=sums.jobs,
+        unknown_jobs=sums.unknown,
+        cents=None if sums.unknown else known,
+        known_cents=known,
+        cents_per_hour=per_hour,
+        gpu_hours=gpu_hours,
+    )
 
 
-def _count_unknown(sums: Mapping[str, JobSum], jobs: Iterable[str], unpriced: Collection[str]) -> int:
-    """How many of these jobs have a part without a price. A price of 0 that nobody stated is unknown."""
-    return sum(sums[job].unknown > 0 or (sums[job].known_cents == 0 and job in unpriced) for job in jobs)
-
-
-def _budget(row: costs.BudgetRow, sums: Mapping[str, JobSum], unpriced: Collection[str]) -> BudgetLine:
-    own = [job for job, each in sums.items() if each.project == row.project]
-    spent = math.fsum(sums[job].known_cents for job in own)
-    share = spent / row.cap_cents if row.cap_cents else None
+def _budget(row: costs.BudgetRow, sums: JobSum | None) -> BudgetLine:
+    spent = sums.known_cents if sums is not None else 0.0
     return BudgetLine(
         project=row.project,
         period=row.period,
         cap_cents=row.cap_cents,
         spent_cents=round_cents(spent),
-        share=share,
-        unknown_jobs=_count_unknown(sums, own, unpriced),
+        share=spent / row.cap_cents if row.cap_cents else None,
+        unknown_jobs=sums.unknown if sums is not None else 0,
     )

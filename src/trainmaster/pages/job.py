@@ -13,11 +13,10 @@ from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
 from trainmaster.core.failures import find_action
-from trainmaster.core.money.cost import Cents
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Status
-from trainmaster.pages.cost import figures, list_prices
+from trainmaster.pages.cost import Figures, figures, list_prices
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import jobs
@@ -26,6 +25,8 @@ from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
 from trainmaster.store.page_rows.runs import find_in_run, find_origin
 from trainmaster.store.rows import AttemptRow, JobRow
+
+_NO_FIGURES = Figures()
 
 _BATCH = 5_000  # events read at once
 
@@ -79,7 +80,7 @@ def build(
     summary: RunSummary,
     now: datetime,
     made_by: str,
-    cost: tuple[Cents | None, Cents | None] = (None, None),
+    cost: Figures = _NO_FIGURES,
     iterations: tuple[IterationSummary, ...] = (),
     recovered_s: Mapping[int, float | None] | None = None,
 ) -> JobPage:
@@ -108,8 +109,9 @@ def build(
         spec=plain_spec(job.spec),
         made_at=now,
         made_by=made_by,
-        cost_cents=cost[0],
-        forecast_cents=cost[1],
+        cost_cents=cost.so_far,
+        forecast_cents=cost.at_end,
+        forecast_bound=cost.bound,
         submitted_by=job.submitted_by,
         uuid=job.id,
         project_id=job.project,

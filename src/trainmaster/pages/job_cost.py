@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from trainmaster.api.costs import Cost, JobCost
 from trainmaster.core.money.cost import Amount, add_up, burn, round_cents
-from trainmaster.pages.cost import cap_cents, forecast_job, is_unpriced, list_earlier
+from trainmaster.pages.cost import cap_cents, find_bound, forecast_job, is_unpriced, list_earlier
 from trainmaster.store import costs, jobs
 from trainmaster.store.capacity import eta
 from trainmaster.store.database import Database
@@ -34,6 +34,7 @@ def read(db: Database, job_id: str, *, now: datetime | None = None) -> JobCost |
         left_s=left,
         forecast_cents=None if unpriced else ahead,
         max_cost_cents=round_cents(cap_cents(job)),
+        forecast_bound=find_bound(amount, ahead, per_hour, left_s=left, timeout_s=timeout),
     )
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from trainmaster.api.jobs import JobLine, JobsPage
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
-from trainmaster.pages.cost import figures, list_prices
+from trainmaster.pages.cost import Figures, figures, list_prices
 from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import audit, events
@@ -95,7 +94,7 @@ def sort(page: JobsPage, order: str, *, limit: int, offset: int) -> JobsPage:
 
 def line(db: Database, row: JobRow) -> JobLine:
     """One job as a line of the list, without its cost."""
-    return _line(row, events.last_data(db, [row.id], phase="STEP").get(row.id, {}), (None, None))
+    return _line(row, events.last_data(db, [row.id], phase="STEP").get(row.id, {}), Figures())
 
 
 def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLine, ...]:
@@ -123,9 +122,7 @@ def _parse_cursor(text: str) -> tuple[datetime, str]:
     return _EPOCH + timedelta(microseconds=int(created)), job_id
 
 
-def _line(
-    row: JobRow, data: Mapping[str, Any], cost: tuple[Cents | None, Cents | None], machines: tuple[str, ...] = ()
-) -> JobLine:
+def _line(row: JobRow, data: Mapping[str, Any], cost: Figures, machines: tuple[str, ...] = ()) -> JobLine:
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
     return JobLine(
         id=row.id,
@@ -147,8 +144,9 @@ def _line(
         created_at=row.created_at,
         started_at=row.started_at,
         ended_at=row.ended_at,
-        cost_cents=cost[0],
-        forecast_cents=cost[1],
+        cost_cents=cost.so_far,
+        forecast_cents=cost.at_end,
+        forecast_bound=cost.bound,
         submitted_by=row.submitted_by,
         machines=machines,
         uuid=row.id,

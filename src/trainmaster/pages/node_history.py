@@ -47,6 +47,7 @@ def read(
         checked = store.list_findings(conn, attempts)
         target = store.find_target(conn, attempts[0]) if gpu is None and attempts else None
         holders = store.list_holders(conn, project=project) if gpu is None else []
+        others = store.count_others(conn, project)[node] if gpu is None else 0
     uses = list_uses(holders)
     words = {node: {holder.target for holder in holders if holder.open and node in holder.nodes}}
     words[node] |= {target} if target is not None else set()
@@ -82,6 +83,7 @@ def read(
         out_reason=node_drains.explain(own, elsewhere=here is None and bool(words[node])) if own and asks else None,
         verdict=verdict,
         standing=decides,
+        used_by_others=others,
         made_at=now or datetime.now(UTC),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry
 
 MOST = 100  # nodes on one page: their findings are read whole
-STATES = ("bad", "used", "out")
 _NEWEST = 500  # ended jobs whose machines are on the map although no check has seen them
 _BAD = (Verdict.FAIL, Verdict.ERROR)
 
@@ -49,6 +48,7 @@ def read(
         standing = node_standing.read(conn, history, project=project)
         checks = store.list_newest_checks(conn, project=project)
         holders = store.list_holders(conn, project=project, newest=_NEWEST)
+        others = store.count_others(conn, project)
     journal = newest_entries(history)
     rows, places = machines.list_machines(db), node_drains.list_targets(checks, holders)
     drained = node_drains.match(rows, places)
@@ -64,13 +64,13 @@ def read(
     newest = {name: newer(checks.get(name), journal.get(name, ())) for name in names}
     judged = {name: node_standing.judge(newest[name][0], standing.get(name, [])) for name in names}
     verdicts = {name: (judged[name][0], newest[name][1]) for name in names}
-    counts = {
-        "all": len(names),
-        "bad": sum(verdicts[name][0] in _BAD for name in names),
-        "used": sum(name in uses for name in names),
-        "out": len(out),
+    fits: Mapping[str, Callable[[str], bool]] = {
+        "bad": lambda name: verdicts[name][0] in _BAD,
+        "used": lambda name: name in uses or name in others,
+        "free": lambda name: not (name in uses or name in others or name in out),
+        "out": out.__contains__,
     }
-    fits = {"bad": lambda name: verdicts[name][0] in _BAD, "used": uses.__contains__, "out": out.__contains__}
+    counts = {"all": len(names), **{word: sum(map(fit, names)) for word, fit in fits.items()}}
     keep = [
         name
         for name in names
@@ -89,7 +89,7 @@ def read(
                 name, verdicts[name][0], checks.get(name), findings, verdicts[name][1],
                 used_by=tuple(known.get(use.job_id, use) for use in uses.get(name, ())), target=targets.get(name),
                 out_since=out.get(name), out_reason=reasons.get(name),
-                standing=judged[name][1],
+                standing=judged[name][1], others=others[name],
             )
             for name in shown
         ),
@@ -169,6 +169,7 @@ def _node(
     out_since: str | None,
     out_reason: str | None,
     standing: str,
+    others: int,
 ) -> MappedNode:
     from trainmaster.cluster.health import history
 
@@ -211,4 +212,5 @@ def _node(
         out_since=out_since,
         out_reason=out_reason,
         standing=standing,
+        used_by_others=others,
     )

@@ -31,7 +31,7 @@ def read(
 ) -> QueuePage:
     """Jobs that wait: in our own queues first, then in those of targets; of one project, or all."""
     now = now or datetime.now(UTC)
-    with db.read():
+    with db.read() as conn:
         ids = queue.list_ids(db, project=project)
         placed, others = _find_places(db, ids, now)
         lines_of = ((each, n) for each, some in placed for n in some)
@@ -45,11 +45,12 @@ def read(
         pending, elsewhere = queue.list_pending(db, project=project, limit=left, offset=skip)
         reasons = after.list_reasons(db, [job for job in shown if job not in places])
         shares = devices.list_shares(db)
+        held = devices.count_held(conn) if shares else {}
         prices = list_prices(db, [*rows, *(row.id for row in pending)])
     lines = [_line(rows[job], prices[job], places.get(job), ids, reasons.get(job)) for job in shown if job in rows]
     lines += [_line(row, prices[row.id], None, ids) for row in pending]
     stated = (
-        ProjectShare(project=name, weight=share.weight, quota=share.quota)
+        ProjectShare(project=name, weight=share.weight, quota=share.quota, held=held.get(name, 0))
         for name, share in sorted(shares.items())
         if project is None or name == project
     )

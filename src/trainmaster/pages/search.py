@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from trainmaster.api.search import Hit, SearchPage
 from trainmaster.core.states import Status
+from trainmaster.pages.parts.node_journal import moment_of, read_history
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import runs, search
 from trainmaster.store.page_rows.search import FoundNode
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.health.history import Entry
 
 MOST = 20  # of each kind
 LONGEST = 100  # characters of a query
@@ -19,8 +24,8 @@ _AROUND = 160  # characters of a text shown
 Page = SearchPage
 
 
-def read(db: Database, query: str = "", *, project: str | None = None) -> SearchPage:
-    """What the words of a query are found in, in one project or in all."""
+def read(db: Database, query: str = "", *, project: str | None = None, home: Path | None = None) -> SearchPage:
+    """What the words of a query are found in, in one project or in all; with a home also in the operator's checks."""
     word = " ".join(query.replace("\x00", "").split())[:LONGEST]
     if not word:
         return SearchPage(query="", hits=(), more=False)
@@ -47,8 +52,34 @@ def read(db: Database, query: str = "", *, project: str | None = None) -> Search
     ]  # fmt: skip
     hits += [_machine("node", row, "checked") for row in nodes[:MOST]]
     hits += [_machine("gpu", row, _around(text, word)) for row, text in _each_once(devices[:MOST], word)]
-    more = any(len(rows) > MOST for rows in (found, failures, nodes, devices))
+    known = {hit.title for hit in hits if hit.kind in ("node", "gpu")}
+    checked = list(_find_checked(home, word, besides=known)) if home is not None else []
+    hits += checked[:MOST]
+    more = len(checked) > MOST or any(len(rows) > MOST for rows in (found, failures, nodes, devices))
     return SearchPage(query=word, hits=tuple(hits), more=more)
+
+
+def _find_checked(home: Path, word: str, *, besides: Collection[str]) -> Iterator[Hit]:
+    """Nodes by name and GPUs by serial number in the operator's own checks, the newest first."""
+    shown, asked = set[str](), word.lower()
+    for entry in reversed(read_history(home)):
+        serial = entry.key.partition(":")[2] if entry.device is not None else ""
+        if entry.node in besides:
+            continue
+        for kind, name in ("node", entry.node), ("gpu", serial):
+            key = entry.node if kind == "node" else entry.key
+            if asked not in name.lower() or key in shown:
+                continue
+            shown.add(key)
+            text = " · ".join(part for part in (entry.device, serial, entry.reason) if part)
+            yield _checked_hit(kind, entry, text)
+
+
+def _checked_hit(kind: Any, entry: Entry, text: str) -> Hit:
+    return Hit(
+        kind=kind, title=entry.node, text=text, job_id=None, project=None, status=None, at=moment_of(entry.at),
+        gpu=entry.key if kind == "gpu" else None,
+    )  # fmt: skip
 
 
 def _machine(kind: Any, row: FoundNode, text: str) -> Hit:

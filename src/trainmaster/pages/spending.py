@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
-from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending, SpendingLine
+from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending
 from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at, round_cents
 from trainmaster.core.states import Stage
 from trainmaster.pages.cost import cap_cents, list_earlier, list_spent
+from trainmaster.pages.parts.usage import add_groups, by_person, by_project, by_target, line_of, list_lines
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
-from trainmaster.store.costs import BudgetRow, Charge, GroupSum
+from trainmaster.store.costs import BudgetRow, Charge
 from trainmaster.store.database import Database
 from trainmaster.store.instances import HeldMachine
 from trainmaster.store.page_rows.runs import find_jobs, find_runs
@@ -45,13 +48,15 @@ def read(
     by_window = dict(zip(windows, sums, strict=True))
     groups, months = by_window[window], [(f"{month.start:%Y-%m}", by_window[month]) for month in last]
     spent = {
-        row.id: _sum(group for group in by_window[row.window(now)] if group.project == row.project) for row in rows
+        row.id: add_groups(group for group in by_window[row.window(now)] if group.project == row.project)
+        for row in rows
     }
-    ahead = _expected_cents(db, going, now=now)
+    ahead, bounded = _expected_cents(db, going, now=now)
     this_month = next(groups for name, groups in months if name == f"{now:%Y-%m}")
-    total, unknown = _sum(groups)
+    total, unknown = add_groups(groups)
+    dearest = max(add_groups(part)[0] for _, part in months)
     unknown_going = sum(_is_unknown(charge, unpriced) for charge in going)
-    known = _sum(this_month)[0] + sum(ahead.values())
+    known = add_groups(this_month)[0] + sum(ahead.values())
     return Spending(
         month=f"{window.start:%Y-%m}" if window is not None else None,
         project=project,
@@ -59,11 +64,13 @@ def read(
         unknown_parts=unknown,
         cents_per_hour=sum(burn(charge.spans) for charge in going),
         unknown_going=unknown_going,
-        forecast_cents=round_cents(known) if known or not (unknown_going or _sum(this_month)[1]) else None,
-        projects=_lines(groups, lambda group: group.project),
-        people=_lines(groups, lambda group: group.person),
-        targets=_lines(groups, lambda group: targets.split(group.target)[1]),
-        months=tuple(_month_line(name, part, months) for name, part in months),
+        forecast_cents=round_cents(known) if known or not (unknown_going or add_groups(this_month)[1]) else None,
+        bounded_jobs=len(bounded),
+        gpu_hours=math.fsum(group.gpu_hours for group in groups),
+        projects=list_lines(groups, by_project),
+        people=list_lines(groups, by_person),
+        targets=list_lines(groups, by_target),
+        months=tuple(line_of(name, part, whole=dearest) for name, part in months),
         budgets=tuple(
             _outlook(row, spent[row.id], [c for c in going if c.project == row.project], ahead, now) for row in rows
         ),
@@ -87,8 +94,15 @@ def _list_going(
     with db.read() as conn:
         rows = find_runs(conn, shown)
     spent = list_spent(db, shown, now=now)
+    held: defaultdict[str, float] = defaultdict(float)
+    for charge in going:
+        # Of rented machines each has a span of its own.
+        held[charge.job_id] += sum(span.seconds(now=now) for span in charge.spans) / len(charge.spans) / 3600
+    gpus = {job: costs.count_gpus(rows[job].spec) for job in rows}
     return tuple(
         GoingJob(
+            gpus=gpus[job],
+            gpu_hours=held[job] * gpus[job],
             id=job,
             name=rows[job].name,
             project=rows[job].project,
@@ -112,8 +126,9 @@ def _last_months(now: datetime) -> list[datetime]:
     return listed
 
 
-def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> dict[str, float]:
-    """By job: what it will cost until the month ends, at its present rate and for the time that it still needs.
+def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> tuple[dict[str, float], frozenset[str]]:
+    """By job: what it will cost until the month ends, at its present rate and for the time that it still needs; and
+    those of which that is not known.
 
     One whose remaining time is unknown is taken to run until the end of the month. Its own limits end it earlier:
     `timeout_s` the present attempt, `max_cost` the run, so that what its earlier jobs cost counts too.
@@ -135,45 +150,13 @@ def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> 
             for charge in costs.list_charges(conn, jobs=caps):
                 spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
         ahead |= {job: min(ahead[job], max(0.0, cap - spent[job])) for job, cap in caps.items()}
-    return ahead
+    return ahead, frozenset(row.id for row in rows if row.id not in left)
 
 
 def _is_unknown(charge: Charge, unpriced: Collection[str]) -> bool:
     """Whether what an attempt costs now is unknown, or 0 only because nobody stated a price."""
     prices = [span.cents_per_hour for span in charge.spans if span.end is None]
     return None in prices or (charge.job_id in unpriced and not any(prices))
-
-
-def _sum(groups: Iterable[GroupSum]) -> tuple[float, int]:
-    known, unknown = 0.0, 0
-    for group in groups:
-        known += group.amount.known_cents
-        unknown += group.amount.unknown
-    return known, unknown
-
-
-def _lines(groups: Sequence[GroupSum], key: Callable[[GroupSum], str | None]) -> tuple[SpendingLine, ...]:
-    by_name: dict[str | None, list[GroupSum]] = {}
-    for group in groups:
-        by_name.setdefault(key(group), []).append(group)
-    whole = _sum(groups)[0]
-    lines = [_line(name, part, whole) for name, part in by_name.items()]
-    return tuple(sorted(lines, key=lambda line: (-line.known_cents, line.name or "")))
-
-
-def _month_line(name: str, groups: Sequence[GroupSum], months: Sequence[tuple[str, list[GroupSum]]]) -> SpendingLine:
-    return _line(name, groups, max(_sum(part)[0] for _, part in months))
-
-
-def _line(name: str | None, groups: Sequence[GroupSum], whole: float) -> SpendingLine:
-    known, unknown = _sum(groups)
-    return SpendingLine(
-        name=name,
-        known_cents=round_cents(known),
-        unknown_parts=unknown,
-        attempts=sum(group.attempts for group in groups),
-        share=known / whole if whole else 0.0,
-    )
 
 
 def _outlook(

@@ -170,7 +170,7 @@ class _Table:
         reserved = self.reserved
         assert reserved is not None
         if self.head.job == job.job:
-            return "first", f"{wants}, {has}; what becomes free is kept for it"
+            return "first", f"{wants}, {has}{self._describe_closed()}; what becomes free is kept for it"
         return "behind", f"{wants}, {self._describe_free(reserved)}"
 
     def _describe_free(self, reserved: Reservation) -> str:
@@ -181,6 +181,14 @@ class _Table:
         if beyond == total:
             return f"{total} free"
         return f"{beyond or 'none is'} free besides the {total - beyond} kept for the first in the queue"
+
+    def _describe_closed(self) -> str:
+        """Devices on machines that take no jobs: they look free where machines are listed."""
+        closed = [machine for machine in self.state.machines if machine.closed and machine.devices(self.kind)]
+        count = sum(len(machine.devices(self.kind)) for machine in closed)
+        if not count:
+            return ""
+        return f"; {_count(count, self.kind)} on machines that take no jobs ({closed[0].name}: {closed[0].closed})"
 
     def _describe_used(self) -> str:
         used = [who for machine in self.state.machines if not machine.closed for who in machine.used.values()]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from trainmaster.api.run import Point
-from trainmaster.report.formats import short
+from trainmaster.report.formats import short, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +98,21 @@ def render(
         body=Markup("").join(body),
         note=_note(left_out, x_name),
     )
+
+
+def render_bandwidth(
+    *, key: str, title: str, measured: Sequence[tuple[float, float]], baseline: Sequence[tuple[float, float]]
+) -> Markup:
+    """Bandwidth over message size, on a logarithmic axis: sizes double from one point to the next."""
+    named = {"measured": measured, "baseline": baseline}
+    lines = [
+        Line(name=name, points=[(math.log2(size_bytes), rate) for size_bytes, rate in points], dots=True)
+        for name, points in named.items()
+        if points or name == "measured"
+    ]
+    xs = sorted({x for line in lines for x, _ in line.points})
+    axis = Axis(ticks=xs[:: max(1, math.ceil(len(xs) / 8))], text=lambda x: size(2.0**x))
+    return render(key=key, title=title, x_name="message size", lines=lines, zero=True, x_axis=axis)
 
 
 def _note(left_out: int, x_name: str) -> Markup:

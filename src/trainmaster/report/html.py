@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 
 from trainmaster.api.jobs import JobPage
 from trainmaster.core.clean_text import clean
-from trainmaster.core.money.cost import dollars, price_words, submitter
+from trainmaster.core.money.cost import BOUNDS, dollars, price_words, submitter
 from trainmaster.report import chart, formats, phrases
 
 FOLDER = Path(__file__).parent
@@ -37,6 +37,11 @@ def policy() -> str:
     """
     script, style = _hash(asset("chart.js")), _hash(asset("style.css"))
     return f"default-src 'none'; script-src '{script}'; style-src '{style}'; base-uri 'none'; form-action 'none'"
+
+
+def style_policy(style: str) -> str:
+    """The same for a file without a script."""
+    return f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'"
 
 
 @functools.cache
@@ -63,7 +68,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     env.template_class = _Whole
-    env.globals.update(dollars=dollars, price_words=price_words, submitter=submitter)
+    env.globals.update(bounds=BOUNDS, dollars=dollars, price_words=price_words, submitter=submitter)
     env.globals.update(
         {name: getattr(formats, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import Check, Checkpoint, Preflight, Run
-from trainmaster.core.money.cost import dollars
+from trainmaster.core.money.cost import dollars, say_at_end
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.states import Stage, Status
 from trainmaster.report.formats import count, duration, percent, short
@@ -174,7 +174,7 @@ def _figures(page: JobPage) -> Iterator[Figure]:
         )
     if page.cost_cents:  # left out where it is free or unknown
         ahead = page.forecast_cents is not None and not page.status.final
-        note = f"about {dollars(page.forecast_cents)} at the end" if ahead else ""
+        note = say_at_end(page.forecast_cents, page.forecast_bound) if ahead else ""
         yield Figure(name="Cost", value=dollars(page.cost_cents), note=note)
     if run.device is not None or run.ranks is not None:
         device = {"cpu": "CPU", "cuda": "GPU"}.get(run.device or "", run.device)

@@ -6,10 +6,10 @@ they are what costs: each from its launch until the cloud said that it is gone, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, NamedTuple
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
 
@@ -20,23 +20,19 @@ from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
 _AT_ONCE = 500  # ids in one query
-_ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
+ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
+_FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
+# As text: a number that is none would end the query.
+_NODES = Sound(_JOBS.spec)["resources"]["nodes"].as_string()
+_EACH = Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
-_END = case(
+END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
     (_JOBS.stage.is_(None), func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at)),
-)
-# The same where nothing else of the job is asked for: it is looked up only for an attempt that was not given back.
-_END_ALONE = case(
-    (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
-    else_=select(func.coalesce(_ATTEMPTS.ended_at, _JOBS.ended_at))
-    .where(_JOBS.id == _ATTEMPTS.job_id, _JOBS.stage.is_(None))
-    .correlate(t.attempts)
-    .scalar_subquery(),
 )
 
 
@@ -96,7 +92,7 @@ def list_charges(
         # One that is not given back may go on; whether it does is seen below.
         wanted += [_ATTEMPTS.created_at < window.end, _is_since(window.start)]
     if not closed:
-        wanted.append(_END.is_(None) | _rented())
+        wanted.append(END.is_(None) | is_rented())
     if not jobs:
         return _charges(conn, wanted)
     ids, charges = sorted(jobs), []
@@ -141,7 +137,12 @@ def list_unpriced(
     """Jobs on these targets that state no price: theirs is 0 by default, which no cap counts. Of these jobs, or all."""
     wanted = [_JOBS.project == project] if project is not None else []
     wanted += [_JOBS.id.in_(sorted(jobs))] if jobs else []
-    return set(conn.execute(select(_JOBS.id).where(*wanted, _on(free), _STATED.is_(None))).scalars())
+    return set(conn.execute(select(_JOBS.id).where(*wanted, is_unstated(free))).scalars())
+
+
+def is_unstated(free: Collection[str]) -> ColumnElement[bool]:
+    """Whether a job is on one of these targets and states no price."""
+    return and_(_on(free), _STATED.is_(None))
 
 
 def _on(targets: Collection[str]) -> ColumnElement[bool]:
@@ -159,27 +160,7 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
     more. The rest is what `list_charges(closed=False)` gives.
     """
     rows = _sum_closed(conn, (_JOBS.project,), project=project, windows=[window])[0]
-    return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, _ in rows}
-
-
-class JobSum(NamedTuple):
-    """What attempts of one job have cost; as `Amount`, and cheaper to make ten thousand times."""
-
-    project: str
-    known_cents: float
-    unknown: int
-
-
-def sum_jobs(
-    conn: Connection, *, project: str | None = None, windows: Sequence[Window | None]
-) -> list[dict[str, JobSum]]:
-    """For each window (None: in all), by job: the same of its attempts."""
-    own = select(_JOBS.id, _JOBS.project)
-    own = own if project is None else own.where(_JOBS.project == project)
-    # Both from an index, without the rows of ten thousand jobs and their specs.
-    projects = {row[0]: row[1] for row in conn.execute(own).all()}
-    sums = _sum_closed(conn, (_ATTEMPTS.job_id,), project=None, windows=windows, end=_END_ALONE)
-    return [{row[0]: JobSum(projects[row[0]], row[1], row[2]) for row in rows if row[0] in projects} for rows in sums]
+    return {name: Amount(known_cents=known, unknown=unknown) for name, known, unknown, *_ in rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +172,7 @@ class GroupSum:
     target: str
     amount: Amount
     attempts: int
+    gpu_hours: float  # of what they held: nodes × processes_per_node, from when they were placed until given back
 
 
 def sum_groups(
@@ -202,79 +184,109 @@ def sum_groups(
     `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows.
     `free`: targets whose price of 0 is a default: an attempt there has an unknown price unless somebody stated one.
     """
-    unstated = and_(_on(free), _STATED.is_(None))
+    unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
-    keys = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, price)
+    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target)
+    keys = (*owner, _NODES, _EACH, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
     for first in range(0, len(ids), _AT_ONCE):
-        query = select(_JOBS.id, *keys[:3], unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
+        query = select(_JOBS.id, *owner, _NODES, _EACH, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
         owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
+    # Nothing after `now`: the page of a project must not be of a later moment than that of all.
+    until = [_until(window, now) for window in windows]
     groups = []
-    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=windows), strict=True):
-        sums: dict[tuple[Any, ...], tuple[Amount, int]] = {}
-        for *key, nobody_stated, known, unknown, attempts in rows:
-            amount, before = sums.get(tuple(key), (Amount(), 0))
+    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=until), strict=True):
+        sums: dict[tuple[Any, ...], tuple[Amount, int, float]] = {}
+
+        for *key, nobody_stated, known, unknown, attempts, hours in rows:
             part = Amount(known_cents=known, unknown=attempts if nobody_stated else unknown)
-            sums[tuple(key)] = (amount + part, before + attempts)
+            _add(sums, key, part, attempts=attempts, hours=hours)
         for charge in going:
             if window is None or charge.touches(window, now=now):
                 *key, nobody_stated = owners[charge.job_id]
-                amount, before = sums.get(tuple(key), (Amount(), 0))
                 part = add_up(charge.spans, now=now, window=window)
                 if nobody_stated and all(span.cents_per_hour == 0 for span in charge.spans):
                     part = Amount(unknown=1)
-                sums[tuple(key)] = (amount + part, before + 1)
+                # Of rented machines each has a span of its own.
+                seconds = [span.seconds(now=now, window=window) for span in charge.spans]
+                _add(sums, key, part, attempts=1, hours=sum(seconds) / len(seconds) / 3600)
         groups.append(
             [
-                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts)
-                for key, (amount, attempts) in sums.items()
+                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts, gpu_hours=held)
+                for key, (amount, attempts, held) in sums.items()
             ]
         )
     return groups
 
 
+def _until(window: Window | None, now: datetime) -> Window:
+    start, end = (window.start, window.end) if window is not None else (_FIRST_TIME, now)
+    return Window(start=min(start, now), end=min(end, now))
+
+
+def _add(
+    sums: dict[tuple[Any, ...], tuple[Amount, int, float]], key: Sequence[Any], part: Amount, *, attempts: int,
+    hours: float,
+) -> None:  # fmt: skip
+    *whose, nodes, each = key
+    amount, before, held = sums.get(tuple(whose), (Amount(), 0, 0.0))
+    sums[tuple(whose)] = (amount + part, before + attempts, held + hours * _count(nodes) * _count(each))
+
+
+def count_gpus(spec: Mapping[str, Any]) -> int:
+    """GPUs that a job holds, of a spec that was not validated."""
+    resources = spec.get("resources")
+    stated = resources if isinstance(resources, Mapping) else {}
+    nodes, each = (stated.get(name) for name in ("nodes", "processes_per_node"))
+    return _count(str(nodes)) * _count(str(each))
+
+
+def _count(text: str | None) -> int:
+    """A number of nodes or processes in a spec; 1 where it states none, or nothing that is a number."""
+    return int(text) if text is not None and text.isdecimal() and len(text) < 8 else 1
+
+
 def _sum_closed(
-    conn: Connection, keys: Sequence[ColumnElement[Any]], *, project: str | None, windows: Sequence[Window | None],
-    end: ColumnElement[Any] = _END,
-) -> list[list[Any]]:  # fmt: skip
-    """For each window, rows of the keys, known cents, unknown parts and attempts.
+    conn: Connection, keys: Sequence[ColumnElement[Any]], *, project: str | None, windows: Sequence[Window | None]
+) -> list[list[Any]]:
+    """For each window, rows of the keys, known cents, unknown parts, attempts and hours.
 
     One pass over the attempts, whatever the number of windows: behind each of them is a job with its whole spec.
     """
-    wanted = [end.is_not(None), ~_rented()]
+    wanted = [END.is_not(None), ~is_rented()]
     wanted += [_JOBS.project == project] if project is not None else []
-    source = t.attempts if end is _END_ALONE else t.jobs.join(t.attempts, _ATTEMPTS.job_id == _JOBS.id)
     spans = (
         select(
             *(key.label(f"key_{place}") for place, key in enumerate(keys)),
             _ATTEMPTS.price_cents_per_hour.label("price"),
-            _hours(conn, _ATTEMPTS.created_at).label("begun"),
-            _hours(conn, end).label("ended"),
+            hours(conn, _ATTEMPTS.created_at).label("begun"),
+            hours(conn, END).label("ended"),
         )
-        .select_from(source)
+        .select_from(t.jobs.join(t.attempts, _ATTEMPTS.job_id == _JOBS.id))
         .where(*wanted)
-        .limit(_ALL)
+        .limit(ALL)
         .subquery()
     ).c
     columns: list[ColumnElement[Any]] = []
     for window in windows:
-        inside, hours = _share(spans, window)
+        inside, held_h = share(spans, window)
         columns += [
-            func.sum(case((inside, spans.price * hours))),
+            func.sum(case((inside, spans.price * held_h))),
             func.sum(case((and_(inside, spans.price.is_(None)), 1), else_=0)),
             func.sum(case((inside, 1), else_=0)),
+            func.sum(case((inside, held_h))),
         ]
     own = [spans[f"key_{place}"] for place in range(len(keys))]
     size, rows = len(own), conn.execute(select(*own, *columns).group_by(*own)).all()
     return [
-        [(*row[:size], row[at] or 0.0, row[at + 1], row[at + 2]) for row in rows if row[at + 2]]
-        for at in range(size, size + 3 * len(windows), 3)
+        [(*row[:size], row[at] or 0.0, *row[at + 1 : at + 3], row[at + 3]) for row in rows if row[at + 2]]
+        for at in range(size, size + 4 * len(windows), 4)
     ]
 
 
-def _share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], ColumnElement[Any]]:
+def share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], ColumnElement[Any]]:
     """Whether a part of a span lies in a window, and how many hours of it."""
     if window is None:
         return true(), spans.ended - spans.begun
@@ -284,14 +296,14 @@ def _share(spans: Any, window: Window | None) -> tuple[ColumnElement[bool], Colu
     return and_(spans.begun < last - _INSTANT_H, spans.ended > first + _INSTANT_H), end - start
 
 
-def job_costs(db: Database, jobs: Collection[str], *, now: datetime, window: Window | None = None) -> dict[str, Amount]:
+def job_costs(db: Database, jobs: Collection[str], *, now: datetime) -> dict[str, Amount]:
     """The cost of each of these jobs; one that was never placed has cost nothing."""
     amounts = dict.fromkeys(jobs, Amount())
     if not jobs:
         return {}
     with db.read() as conn:
-        for charge in list_charges(conn, jobs=jobs, window=window):
-            amounts[charge.job_id] += add_up(charge.spans, now=now, window=window)
+        for charge in list_charges(conn, jobs=jobs):
+            amounts[charge.job_id] += add_up(charge.spans, now=now)
     return amounts
 
 
@@ -345,12 +357,12 @@ def _is_since(start: datetime) -> ColumnElement[bool]:
     return _ATTEMPTS.released_at.is_(None) | (_ATTEMPTS.released_at > start) | late.exists()
 
 
-def _rented() -> ColumnElement[bool]:
+def is_rented() -> ColumnElement[bool]:
     machine = t.instances.alias("rented").c
     return select(machine.id).where(machine.attempt == _ATTEMPTS.id).exists()
 
 
-def _hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
+def hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
     """Hours since 1970."""
     if conn.dialect.name == "sqlite":
         return (func.julianday(when, type_=Float) - 2440587.5) * 24.0
@@ -359,7 +371,7 @@ def _hours(conn: Connection, when: ColumnElement[Any]) -> ColumnElement[Any]:
 
 # Few columns and no order: over a year of jobs each of them is a hundred thousand values.
 _CHARGES = select(
-    _ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, _END.label("end"), _JOBS.id.label("job_id"),
+    _ATTEMPTS.id, _ATTEMPTS.price_cents_per_hour, _ATTEMPTS.created_at, END.label("end"), _JOBS.id.label("job_id"),
     _JOBS.project,
 ).join(t.jobs, _JOBS.id == _ATTEMPTS.job_id)  # fmt: skip
 _ANY_MACHINE = select(_INSTANCES.id).limit(1)

@@ -7,9 +7,10 @@ test compares them).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -152,27 +153,17 @@ def _acknowledge(conn: Connection, chunks: Sequence[Chunk]) -> None:
 
 
 def _insert(conn: Connection, chunks: Sequence[Chunk]) -> None:
-    try:
-        with conn.begin_nested():
-            insert_many(conn, [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-    else:
-        return
-    for chunk in chunks:
-        for line in chunk.lines:
-            _insert_or_fault(conn, chunk, line)
+    streams = [(chunk.attempt, chunk.stream, chunk.lines) for chunk in chunks]
+    if _try_change(conn, partial(insert_many, conn, streams)) is not None:
+        for chunk in chunks:
+            for line in chunk.lines:
+                _insert_or_fault(conn, chunk, line)
 
 
 def _insert_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
-    try:
-        with conn.begin_nested():
-            insert_many(conn, [(chunk.attempt, chunk.stream, [line])])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-        fault = f"could not be stored: {_describe(error)}"
+    refusal = _try_change(conn, partial(insert_many, conn, [(chunk.attempt, chunk.stream, [line])]))
+    if refusal is not None:
+        fault = f"could not be stored: {_describe(refusal)}"
         refused = Line(offset=line.offset, length=line.length, fault=fault, text=_text_of(line))
         insert_many(conn, [(chunk.attempt, chunk.stream, [refused])])
 
@@ -184,32 +175,33 @@ def _project(conn: Connection, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks
     ]
     pending = [(chunk, lines) for chunk, lines in pending if lines]
-    if not pending:
-        return
-    try:
-        with conn.begin_nested():
-            project_many(conn, [StreamLines(c.attempt, c.stream, lines, c.job_id) for c, lines in pending])
-    except Exception as error:
-        if is_unavailable(error):
-            raise
-    else:
-        return
-    for chunk, lines in pending:
-        for line in lines:
-            _project_or_fault(conn, chunk, line)
+    streams = [StreamLines(c.attempt, c.stream, lines, c.job_id) for c, lines in pending]
+    if streams and _try_change(conn, partial(project_many, conn, streams)) is not None:
+        for chunk, lines in pending:
+            for line in lines:
+                _project_or_fault(conn, chunk, line)
 
 
 def _project_or_fault(conn: Connection, chunk: Chunk, line: Line) -> None:
+    one = partial(project, conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+    refusal = _try_change(conn, one)
+    if refusal is not None:
+        e = t.events.c
+        this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
+        fault = f"stored as an event only: {_describe(refusal)}"
+        conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+
+
+def _try_change(conn: Connection, change: Callable[[], None]) -> Exception | None:
+    """Make a change, or nothing of it; the error that refused its values. Raises where the database is away."""
     try:
         with conn.begin_nested():
-            project(conn, chunk.attempt, chunk.stream, [line], job_id=chunk.job_id)
+            change()
     except Exception as error:
         if is_unavailable(error):
             raise
-        e = t.events.c
-        this = (e.attempt == chunk.attempt, e.stream == chunk.stream, e.offset == line.offset)
-        fault = f"stored as an event only: {_describe(error)}"
-        conn.execute(update(t.events).where(*this).values(fault=fault, text=_text_of(line)))
+        return error
+    return None
 
 
 def _describe(error: Exception) -> str:
@@ -313,16 +305,14 @@ _AS_VALUES = _scan(t.events.c.data)
 _AS_TEXT = _scan(type_coerce(t.events.c.data, Text))
 
 
-def scan_events(
-    db: Database, job_id: str, *, after: tuple[int, int] | None = None, limit: int, stream: str = EVENTS_FILE
-) -> list[ScannedEvent]:
+def scan_events(db: Database, job_id: str, *, after: tuple[int, int] | None = None, limit: int) -> list[ScannedEvent]:
     """Events of a job in (attempt, offset) order, behind `after`; the same ones as list_events gives."""
     number, offset = after if after is not None else (0, -1)
     scanned: list[ScannedEvent] = []
     query = _AS_VALUES if db.engine.dialect.name == "postgresql" else _AS_TEXT
     with db.read() as conn:
         for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
-            place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
+            place = {"attempt": attempt, "stream": EVENTS_FILE, "after": offset if which == number else -1}
             for row in conn.execute(query, {**place, "most": limit - len(scanned)}):
                 at, phase, event, data, fault, text = row
                 plain = json.loads(data) if isinstance(data, str) else data
@@ -332,9 +322,9 @@ def scan_events(
     return scanned
 
 
-def find_event(db: Database, attempt: str, *, phase: str, event: str, stream: str = EVENTS_FILE) -> Event | None:
+def find_event(db: Database, attempt: str, *, phase: str, event: str) -> Event | None:
     """The last such event of an attempt."""
-    asked = {"attempt": attempt, "stream": stream, "phase": phase, "event": event}
+    asked = {"attempt": attempt, "stream": EVENTS_FILE, "phase": phase, "event": event}
     with db.read() as conn:
         row = conn.execute(_LAST_OF, asked).mappings().first()
     return _event(row) if row is not None else None
@@ -344,10 +334,10 @@ _OF = (t.events.c[name] == bindparam(name) for name in ("attempt", "stream", "ph
 _LAST_OF = select(t.events).where(*_OF).order_by(t.events.c.offset.desc()).limit(1)
 
 
-def measure_recovery_s(db: Database, lost: str, later: str, *, stream: str = EVENTS_FILE) -> float | None:
+def measure_recovery_s(db: Database, lost: str, later: str) -> float | None:
     """Seconds from the last event of an attempt to the first training step of a later one; None before that step."""
     c = t.events.c
-    stamped = select(c.ts).where(c.stream == stream, c.ts.is_not(None))
+    stamped = select(c.ts).where(c.stream == EVENTS_FILE, c.ts.is_not(None))
     with db.read() as conn:
         last = conn.execute(stamped.where(c.attempt == lost).order_by(c.offset.desc()).limit(1)).scalar_one_or_none()
         steps = stamped.where(c.attempt == later, c.phase == "STEP").order_by(c.offset).limit(1)
@@ -376,26 +366,13 @@ def _last_data() -> Select[Any]:
 _LAST_DATA = _last_data()
 
 
-def last_data(
-    db: Database, job_ids: Sequence[str], *, phase: str, stream: str = EVENTS_FILE
-) -> dict[str, Mapping[str, Any]]:
+def last_data(db: Database, job_ids: Sequence[str], *, phase: str) -> dict[str, Mapping[str, Any]]:
     """The data of the newest event of a phase, by job: one query, however long the streams are."""
     if not job_ids:
         return {}
     with db.read() as conn:
-        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": stream, "phase": phase}).all()
+        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase}).all()
         return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
-
-
-def count_faults(db: Database, job_id: str) -> int:
-    """Lines of a job's streams with something wrong in them."""
-    query = (
-        select(func.count())
-        .select_from(t.attempts.join(t.events, t.events.c.attempt == t.attempts.c.id))
-        .where(t.attempts.c.job_id == job_id, t.events.c.fault.is_not(None))
-    )
-    with db.read() as conn:
-        return conn.execute(query).scalar_one()
 
 
 def _event(row: RowMapping | dict[str, Any]) -> Event:

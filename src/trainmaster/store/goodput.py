@@ -199,7 +199,7 @@ def _history(
 ) -> JobHistory:
     gpus, stall_us = _read_sizes(row.spec)
     spans = [span for some in charges.values() for span in some]
-    default = unpriced and bool(spans) and all(span.cents_per_hour == 0 for span in spans)
+    default = unpriced and all(span.cents_per_hour == 0 for span in spans)
     return JobHistory(
         id=row.id,
         name=row.name,

@@ -272,13 +272,6 @@ def count_by_status(db: Database, *, project: str | None = None) -> dict[Status,
         return dict(zip(Status, conn.execute(query, {"project": project}).one(), strict=True))
 
 
-def list_open(db: Database) -> list[str]:
-    """The ids of every job that is not final, oldest first. Ids only: a tick must stay cheap with many of them."""
-    query = select(t.jobs.c.id).where(t.jobs.c.stage.is_not(None)).order_by(t.jobs.c.created_at)
-    with db.read() as conn:
-        return list(conn.execute(query).scalars())
-
-
 def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
     """Every move of a job, in its order."""
     query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)

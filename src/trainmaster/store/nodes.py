@@ -279,6 +279,14 @@ def list_placed(conn: Connection, *, project: str | None = None) -> list[Holder]
     return _read_holders(conn, sorted(fetch_at_once(conn, query), key=lambda row: (row[9], row[0])))
 
 
+def count_others(conn: Connection, project: str | None) -> Counter[str]:
+    """By node: jobs there of other projects than this one; none where the caller sees all."""
+    if project is None:
+        return Counter()
+    others = (holder for holder in list_placed(conn) if holder.open and holder.project != project)
+    return Counter(node for holder in others for node in holder.nodes)
+
+
 def list_holders(conn: Connection, *, project: str | None = None, newest: int = 0) -> list[Holder]:
     """The present attempt of every open job, and of the `newest` other jobs."""
     j, query = t.jobs.c, _holders(project)

@@ -127,34 +127,27 @@ class Target(Protocol):
 
     def plan(self, placement: Placement) -> Submission:
         """The submission, without side effects."""
-        ...
 
     async def submit(self, submission: Submission) -> Handle:
         """Start the attempt, or find it started. Returns once it is certain to run or to have run."""
-        ...
 
     async def poll(self, handle: Handle) -> Poll:
         """State of the attempt. Unreachable is `unknown`, never an exception."""
-        ...
 
     async def read(self, handle: Handle, stream: str, *, offset: int, limit: int) -> bytes:
         """At most `limit` bytes of a stream from `offset`; empty at the end.
 
         A stream is a file name of core.plan, or a path under its `outputs/`.
         """
-        ...
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         """Every file to keep: the attempt's own records, and everything under `outputs/`."""
-        ...
 
     async def cancel(self, handle: Handle, *, reason: str) -> None:
         """Request save and stop; the agent kills the workload after the spec's grace period. Returns at once."""
-        ...
 
     async def release(self, handle: Handle) -> None:
         """Free everything the attempt holds, by force if needed. Logs and events stay readable."""
-        ...
 
 
 @runtime_checkable
@@ -166,7 +159,6 @@ class Places(Protocol):
 
         NoCapacity while all are in use. What was reserved and never submitted becomes free by itself.
         """
-        ...
 
 
 @runtime_checkable
@@ -175,7 +167,6 @@ class HasNodes(Protocol):
 
     def count_nodes(self, handle: Handle) -> int:
         """Nodes of a placed attempt. Pure."""
-        ...
 
 
 @runtime_checkable
@@ -187,11 +178,9 @@ class ListsDevices(Protocol):
 
     async def list_devices(self) -> DeviceListing:
         """Devices of each kind that is given out, taken ones too. Without any, jobs start at once."""
-        ...
 
     def list_machines(self) -> list[str]:
         """Names of its machines, as handles and devices have them. Asks none of them."""
-        ...
 
 
 @runtime_checkable
@@ -207,7 +196,6 @@ class ReadsMany(Protocol):
 
     async def read_many(self, handle: Handle, streams: Sequence[str], *, limit: int) -> list[bytes | None]:
         """At most `limit` first bytes of each stream; None where it cannot be read. All together under 64 MiB."""
-        ...
 
 
 @runtime_checkable
@@ -219,7 +207,6 @@ class Lists(Protocol):
 
         Unreachable where a part of the target cannot be asked; with `partial` the others are listed.
         """
-        ...
 
 
 @runtime_checkable
@@ -231,50 +218,39 @@ class Rents(Protocol):
 
     def listing_s(self) -> float:
         """Seconds between two listings, shared by all jobs."""
-        ...
 
     def settle_s(self) -> float:
         """Seconds after which a launch without an answer that no listing shows did not happen."""
-        ...
 
     async def choose(self, spec: JobSpec, *, refused: Collection[tuple[str, str]]) -> list[Offer]:
         """Offers that meet the spec, cheapest first, without the refused types and regions."""
-        ...
 
     def may_launch(self) -> bool:
         """Whether the rate limit allows a launch now; True takes the turn."""
-        ...
 
     async def launch(self, request: LaunchRequest) -> str:
         """Launch a machine; its id. Unreachable: the outcome is unknown. Every other error: nothing was launched."""
-        ...
 
     async def listing(self, *, since: datetime | None = None, known: Collection[str] = ()) -> Listing:
         """Every machine of the account; one listing is shared by all jobs. Not requested before `since`.
 
         A machine of `known` that the listing lacks is asked for by its id.
         """
-        ...
 
     async def terminate(self, ids: Sequence[str]) -> None:
         """Request the end of machines."""
-        ...
 
     async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
         """Log in to machines that have just booted; the handle with their pinned host keys and their GPUs."""
-        ...
 
     async def release(self, handle: Handle) -> None:
         """Terminate every machine of the attempt; returns when the listing shows none of them."""
-        ...
 
     async def stop(self, handle: Handle) -> None:
         """Kill the attempt on its machines; its files stay readable until `release` returns the machines."""
-        ...
 
     async def preview(self, spec: JobSpec) -> str:
         """The choice and the launch request as text, for `--dry-run`."""
-        ...
 
 
 _CLOSERS = (

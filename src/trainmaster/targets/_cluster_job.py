@@ -50,11 +50,9 @@ class PlannedClusterJob(Protocol):
 
     def render(self) -> str:
         """What would be created, as text."""
-        ...
 
     async def run(self, on_note: Note) -> ClusterJobEnd:
         """Run it to its end. `on_note` tells what has to be kept: the job's name, its cost."""
-        ...
 
 
 @runtime_checkable
@@ -63,7 +61,6 @@ class RunsClusterJobs(Protocol):
 
     async def plan_cluster_job(self, job: ClusterJob, *, home: Path, folder: Path) -> PlannedClusterJob:
         """The job on the nodes that the target has now. `folder` is for its files here. Creates nothing."""
-        ...
 
 
 def find_unequal(gpus: Mapping[str, int]) -> dict[str, tuple[str, str]]:

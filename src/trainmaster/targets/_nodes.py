@@ -63,18 +63,15 @@ class NodeAccess(Protocol):
     async def nodes(self) -> list[Node]:
         """Every node that belongs to the target, closed ones too; at least one. The first call removes what killed
         runs of the same home have left at the target."""
-        ...
 
     async def run(self, node: Node, programs: Sequence[Program], timeout_s: float) -> list[Result]:
         """Results of programs that run at once on a node, until the last has ended or the time is over.
 
         NodeUnavailable without its answer. Cancelling ends them there.
         """
-        ...
 
     async def close(self) -> None:
         """Give every node back and remove everything that was made."""
-        ...
 
 
 @runtime_checkable
@@ -86,4 +83,3 @@ class ReachesNodes(Protocol):
 
         `retest`: one program per node and no more; nodes that Trainmaster has drained are opened for it.
         """
-        ...

@@ -141,39 +141,30 @@ class Provider(Protocol):
 
     async def list_offers(self) -> Sequence[Offer]:
         """Types and regions with prices, sold out ones too."""
-        ...
 
     async def list_instances(self) -> Sequence[Instance]:
         """Every instance of the account, foreign ones too."""
-        ...
 
     async def find_instance(self, instance_id: str) -> Instance | None:
         """An instance that the listing lacks, by its id; None: the provider says that there is none."""
-        ...
 
     def may_launch(self) -> bool:
         """Whether the rate limit allows a launch now; True takes the turn."""
-        ...
 
     async def launch(self, request: LaunchRequest) -> str:
         """Send one launch request, once; the instance's id. Unreachable: the outcome is unknown."""
-        ...
 
     async def terminate(self, ids: Sequence[str]) -> None:
         """Request the end of instances. Those that are gone already are no error."""
-        ...
 
     async def list_regions(self) -> Collection[str]:
         """Every region, sold out ones too."""
-        ...
 
     async def list_file_systems(self) -> Mapping[str, str]:
         """Name → region of the file systems that instances can attach."""
-        ...
 
     def describe(self, request: LaunchRequest) -> str:
         """The launch request as text for `--dry-run`. Pure; without secrets."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

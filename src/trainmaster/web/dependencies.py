@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlencode
 
 from fastapi import Depends, Header, Path, Query, Request
 from pydantic import AfterValidator, StringConstraints
@@ -58,35 +59,14 @@ Name = Annotated[str, StringConstraints(pattern=NAME), AfterValidator(refuse_sec
 ProjectName = Annotated[str, Path(pattern=NAME, description="name of the project"), AfterValidator(refuse_secret)]
 
 
-# Async although they do not wait: FastAPI runs a plain function in a thread.
-async def _db(request: Request) -> Database:
-    db: Database = request.app.state.db
-    return db
+def _kept_as(name: str) -> Any:
+    """What the application keeps under a name in its state."""
 
+    # Async although it does not wait: FastAPI runs a plain function in a thread.
+    async def read(request: Request) -> Any:
+        return getattr(request.app.state, name)
 
-async def _live(request: Request) -> PageCache:
-    live: PageCache = request.app.state.live
-    return live
-
-
-async def _ledgers(request: Request) -> Ledgers:
-    ledgers: Ledgers = request.app.state.ledgers
-    return ledgers
-
-
-async def _curves(request: Request) -> CurveCache:
-    curves: CurveCache = request.app.state.curves
-    return curves
-
-
-async def _kept(request: Request) -> Kept:
-    kept: Kept = request.app.state.kept
-    return kept
-
-
-async def _storage(request: Request) -> Store:
-    store: Store = request.app.state.storage
-    return store
+    return Depends(read)
 
 
 async def _viewer(request: Request) -> Caller:
@@ -119,12 +99,12 @@ async def _everywhere(who: Viewer) -> Caller:
     return who
 
 
-Db = Annotated[Database, Depends(_db)]
-Live = Annotated[PageCache, Depends(_live)]
-LedgersKept = Annotated[Ledgers, Depends(_ledgers)]
-Curves = Annotated[CurveCache, Depends(_curves)]
-Answers = Annotated[Kept, Depends(_kept)]
-Storage = Annotated[Store, Depends(_storage)]
+Db = Annotated[Database, _kept_as("db")]
+Live = Annotated[PageCache, _kept_as("live")]
+LedgersKept = Annotated[Ledgers, _kept_as("ledgers")]
+Curves = Annotated[CurveCache, _kept_as("curves")]
+Answers = Annotated[Kept, _kept_as("kept")]
+Storage = Annotated[Store, _kept_as("storage")]
 Viewer = Annotated[Caller, Depends(_viewer)]
 User = Annotated[Caller, Depends(_user)]
 Admin = Annotated[Caller, Depends(_admin)]
@@ -215,12 +195,22 @@ def creating() -> Iterator[None]:
     except AccessRefused as error:
         raise Refused(403, error.code, str(error)) from error
     except OverBudget as error:
-        raise Refused(402, "over_budget", str(error)) from error
+        links = ((f"Cost of {error.project}", f"/cost?{urlencode({'project': error.project})}"),)
+        raise Refused(402, "over_budget", str(error), links=links) from error
     except Unreachable:
         raise
     except (UsageError, TargetError) as error:
         fault = Fault(path="target", message=str(error).removeprefix("target: "))
         raise Refused(422, "bad_spec", "the target refuses the spec; nothing was created", faults=[fault]) from error
+
+
+@contextlib.contextmanager
+def finding() -> Iterator[None]:
+    """Turn the error of a search that found nothing into an answer."""
+    try:
+        yield
+    except UsageError as error:
+        raise Refused(404, "not_found", str(error)) from error
 
 
 def need_trust(request: Request, who: Caller, spec: JobSpec) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -19,6 +20,7 @@ from trainmaster.web.templating import render
 
 log = logging.getLogger(__name__)
 _PROGRAM = ("/v1/", "/api/", "/healthz", "/readyz", "/metrics")
+_JOB = re.compile(r"(/jobs/[0-9a-f-]{36})/[a-z]+")
 _LATER = {"Retry-After": "5"}
 
 
@@ -33,8 +35,10 @@ class Refused(Exception):
         *,
         faults: Sequence[Fault] = (),
         headers: Mapping[str, str] | None = None,
+        links: Sequence[tuple[str, str]] = (),
     ) -> None:
         super().__init__(message)
+        self.links = tuple(links)  # of the page: words and path
         self.status, self.code, self.message, self.faults = status, code, message, tuple(faults)
         self.headers = headers or {}
 
@@ -106,6 +110,12 @@ def unavailable(error: Exception) -> Refused:
     return Refused(503, kind, str(error), headers=_LATER)
 
 
+def _back(request: Request) -> Sequence[tuple[str, str]]:
+    """The job whose button was pressed."""
+    pressed = _JOB.fullmatch(request.scope["path"]) if request.method == "POST" else None
+    return (("Back to the job", pressed[1]),) if pressed is not None else ()
+
+
 def for_programs(request: Request) -> bool:
     """Whether the answer is JSON; other paths get an HTML page."""
     path: str = request.scope["path"]  # not request.url, which contains the Host header
@@ -115,6 +125,8 @@ def for_programs(request: Request) -> bool:
 # What to do next, by status; others have no advice.
 _NEXT = {
     401: "Sign in with a token of this server.",
+    402: "Nothing was created. An administrator of the project raises what it may spend with that command, or in "
+    "Settings under Projects; then try again.",
     403: "Your token does not allow this; Settings says which role it has. An administrator of the project can create "
     "another one.",
     404: "The address may be mistyped, or what it named was deleted. Search for it by name, or go to the list.",
@@ -147,6 +159,7 @@ def answer(request: Request, error: Refused) -> Response:
         message=message.rstrip("."),
         advice=_NEXT.get(error.status, ""),
         again=request.method == "GET" and error.status in _AGAIN,
+        links=(*error.links, *_back(request)) if caller is not None else (),
         at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
         **known,
     )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -29,6 +28,8 @@ _SHARE = 20  # than so many times what making it took: a long run does not keep 
 _SMALL = 2 << 20  # bytes of events whose ledger is made while the caller waits
 _RANK = 2  # the longest of what is read beside a page
 _SUMS_FRESH_S = 60.0
+_RECENT_S = 30.0  # what a page may show as the present
+_PATIENCE_S = 0.5  # that a page waits for sums to be made: of a few running jobs they take less
 _LOOK_S = 0.5
 _AT_ONCE = 20  # final jobs whose tallies are made in one read and stored
 _REST_S = 1.0
@@ -81,6 +82,9 @@ class Ledgers:
         self._final = _Final()
         self._sums: Sums | None = None
         self._wanted = False
+        self._took_s = 0.0
+        self._made = threading.Condition()
+        self._wake: Callable[[], object] | None = None  # while `run` goes on
 
     def glance(self, job_id: str) -> tuple[JobGoodput | None, bool]:
         """The ledger if it is made, however old, and whether it is as new as it should be; else it is made beside.
@@ -130,22 +134,48 @@ class Ledgers:
         self._wanted = True
         return self._sums
 
+    def recent(self) -> Sums | None:
+        """The sums, half a minute old at most, for a page; None where making them takes longer than a page may wait.
+
+        They may be as old as the last look at them, which is hours for a page that is opened once a day.
+        """
+        self._wanted = True
+        if not self._is_recent() and self._wake is not None:
+            self._wake()
+            with self._made:
+                self._made.wait_for(self._is_recent, _PATIENCE_S)
+        return self._sums if self._is_recent() else None
+
+    def _is_recent(self) -> bool:
+        age_s = (datetime.now(UTC) - self._sums.made_at).total_seconds() if self._sums is not None else math.inf
+        return age_s < max(_RECENT_S, _SHARE * self._took_s)
+
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the sums fresh while they are asked for, until `stop`.
 
         Beside the requests: the first pass over a large database takes longer than a scrape may.
         """
-        due = -math.inf
+        wake, due = asyncio.Event(), -math.inf
+        loop, stopped = asyncio.get_running_loop(), asyncio.ensure_future(stop.wait())
+        self._wake = lambda: loop.call_soon_threadsafe(wake.set)
         while not stop.is_set():
-            if self._wanted and (begun := time.monotonic()) > due:
-                self._wanted = False
+            asked = wake.is_set() and not self._is_recent()
+            wake.clear()
+            if asked or (self._wanted and time.monotonic() > due):
+                self._wanted, begun = False, time.monotonic()
                 try:
                     await asyncio.to_thread(self.refresh, stop)
                 except Exception:  # the database may be away: the last sums stand, and the next scrape asks again
                     _log.warning("the sums of the goodput ledger could not be made", exc_info=True)
-                due = begun + max(_SUMS_FRESH_S, _SHARE * (time.monotonic() - begun))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _LOOK_S)
+                self._took_s = time.monotonic() - begun
+                due = begun + max(_SUMS_FRESH_S, _SHARE * self._took_s)
+                with self._made:
+                    self._made.notify_all()
+            woken = asyncio.ensure_future(wake.wait())
+            await asyncio.wait((stopped, woken), timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            woken.cancel()
+        self._wake = None
+        stopped.cancel()
 
     def refresh(self, stop: asyncio.Event | None = None) -> None:
         """Make the sums anew. The events of a final job are read once: what its ledger came to is stored."""

@@ -10,10 +10,11 @@ from nodes import HEALTHY, MOUNTS, bare_metal, container_v1, put
 from machines import Machine
 from trainmaster import checks
 from trainmaster.checks import system_files
+from trainmaster.checks.profiles import resolve
 from trainmaster.checks.system import cpu_load
 from trainmaster.checks.system.mounts import parse
 from trainmaster.core.errors import HostError
-from trainmaster.core.expect import Expect, parse_expect
+from trainmaster.core.expect import Expect
 from trainmaster.node.host import Host
 
 RATES = [
@@ -46,7 +47,7 @@ def test_mounts_beyond_those_that_are_asked_are_no_pass(machine: Machine) -> Non
 
 
 def test_lists_are_written_with_commas() -> None:
-    expect = parse_expect(["mounts=/fsx:lustre,/home", "kernel_modules=efa", "gdr=true", "ib_link_layer=InfiniBand"])
+    expect = resolve(["mounts=/fsx:lustre,/home", "kernel_modules=efa", "gdr=true", "ib_link_layer=InfiniBand"]).expect
     assert expect.mounts == ("/fsx:lustre", "/home")
     assert expect.kernel_modules == ("efa",)
     assert expect.gdr is True

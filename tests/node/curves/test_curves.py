@@ -68,6 +68,27 @@ def test_another_line_is_none(line: str, tmp_path: Path) -> None:
     assert give(path, f"{line}\n".encode(), LogLines(path)) == []
 
 
+def test_the_last_redraw_of_a_progress_bar_that_was_killed_is_read_at_the_end(tmp_path: Path) -> None:
+    """tqdm writes \\r before each redraw, and a newline only when it closes."""
+    for path, last in (
+        (tmp_path / "killed", b"\r 8%|8 | 2/25 [00:01<00:12, loss=0.4]"),
+        (tmp_path / "own", b"\rit 2 loss 0.4"),
+    ):
+        path.write_bytes(b"")
+        curves = Curves(path, [], tmp_path / "none")
+        path.write_bytes(b"\r 4%|4 | 1/25 [00:00<00:12, loss=0.5]" + last[:9])
+        assert curves.look() == []
+        with path.open("ab") as file:
+            file.write(last[9:])
+        first = [Point(step=1, figures={"loss": 0.5}), Point(step=2, figures={"loss": 0.4})]
+        assert curves.look(last=True) == first and curves.look(last=True) == []
+    torn = tmp_path / "torn"
+    torn.write_bytes(b"")
+    curves = Curves(torn, [], tmp_path / "none")
+    torn.write_bytes(b"step 1 loss 0.5\nstep 2 loss 0.4")
+    assert curves.look(last=True) == [Point(step=1, figures={"loss": 0.5})], "a line that was cut off, as 0.41 may be"
+
+
 def test_a_line_without_a_step_has_that_of_the_progress_bar_before_it(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
     reader = LogLines(path)

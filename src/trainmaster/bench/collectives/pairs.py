@@ -29,15 +29,13 @@ def plan_pair(
     address: str,
     port: int,
     size: str = _SIZE,
-    collective: str = "sendrecv",
     timeout_s: float = 30.0,
     gpu: int = 0,
     backend: str | None = None,
-    python: str = "python3",
 ) -> tuple[Command, Command]:
     """The commands of both nodes. `address` is where `b` reaches `a`; `gpu` chooses the rail."""
     argv = (
-        python, "-m", "trainmaster.bench.collectives", "--collective", collective, "--min", size, "--max", size,
+        "python3", "-m", "trainmaster.bench.collectives", "--collective", "sendrecv", "--min", size, "--max", size,
         "--timeout", str(timeout_s), *(("--backend", backend) if backend else ()),
     )  # fmt: skip
     common = {

@@ -19,10 +19,10 @@ def lead_gloo(env: MutableMapping[str, str], address: str) -> None:
         env["GLOO_SOCKET_IFNAME"] = name
 
 
-def interface_to(address: str, port: int = 9) -> str | None:
+def interface_to(address: str) -> str | None:
     """The interface by which `address` is reached; None where that cannot be told."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, port))  # of UDP: chooses a route and sends nothing
+        probe.connect((address, 9))  # of UDP, any port: chooses a route and sends nothing
         own = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             if _address_of(probe, name) == own:

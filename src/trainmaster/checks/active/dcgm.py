@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from trainmaster.checks.active import _dcgm
 from trainmaster.checks.contract import VERDICT
-from trainmaster.core.expect import Expect
-from trainmaster.core.results import Finding
 from trainmaster.node.host import Host
 
 LEVEL = 2
@@ -21,5 +19,4 @@ def read(host: Host) -> _dcgm.Evidence:
     return _dcgm.read(host, 1, RUN_S)
 
 
-def judge(evidence: _dcgm.Evidence, expect: Expect) -> list[Finding]:
-    return _dcgm.judge(evidence, expect)
+judge = _dcgm.judge

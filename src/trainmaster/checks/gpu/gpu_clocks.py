@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.comparison import hardware, setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -21,9 +20,7 @@ UTIL = "utilization/gpu_util"
 BUSY_PERCENT = 90.0
 SLOW_SHARE = 0.5  # of the highest clock; heavy matrix work takes an H100 down to about 0.7
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

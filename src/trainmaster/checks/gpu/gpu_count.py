@@ -9,7 +9,6 @@ from trainmaster.checks.comparison import EqualValue
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -29,9 +28,7 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 _HANDLE = re.compile(r"Unable to determine the device handle for (?:GPU|gpu)\w*\s*(?P<address>[0-9A-Fa-f:.]{7,20})?.*")
 _LOST = "look for Xid 79 in the kernel log; power-cycle the node, then replace the GPU"
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

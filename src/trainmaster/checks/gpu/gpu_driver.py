@@ -9,7 +9,6 @@ from trainmaster.checks.comparison import software
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -19,9 +18,7 @@ METRICS = {"summary.test_results.gpu_detection": VERDICT, "gpu.driver_version": 
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 _KNOWN = re.compile(r"device handle|infoROM is corrupted", re.IGNORECASE)
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -37,9 +36,7 @@ CURRENT, PENDING = "ecc_mode/current_ecc", "ecc_mode/pending_ecc"
 CORRECTED_WARN = 10_000  # ours: healthy memory shows few; none of them changes a result
 TURN_ON = "turn it on and reset the GPU: nvidia-smi -e 1"
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

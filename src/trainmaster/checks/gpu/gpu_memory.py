@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -17,9 +16,7 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 # A desktop or an idle CUDA context takes less; a forgotten training process takes more.
 USED_WARN_GIB = 2.0
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -7,7 +7,6 @@ from trainmaster.checks.comparison import EqualValue
 from trainmaster.checks.contract import VERDICT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -24,9 +23,7 @@ COMPARES = (
 METRICS = {"summary.test_results.gpu_detection": VERDICT, "gpu.name": "model"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -8,7 +8,6 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -23,9 +22,7 @@ TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 MIG = nvidia.MIG
 OPEN = ("Default", "Exclusive_Process", "Exclusive_Thread")
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

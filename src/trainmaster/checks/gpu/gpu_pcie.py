@@ -12,7 +12,6 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import hardware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -35,9 +34,7 @@ BUSY_PERCENT = 50.0
 REPLAYS, ROLLOVERS = "pci/replay_counter", "pci/replay_rollover_counter"
 REPLAYS_WARN = 1000  # ours: link training makes a few, a bad contact thousands
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

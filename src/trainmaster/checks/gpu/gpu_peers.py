@@ -12,7 +12,6 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.gpu.gpu_power import DEFAULT, LIMIT
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -58,9 +57,7 @@ BOARD = {
     "inforom_version/img_version": "infoROM version",
 }
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

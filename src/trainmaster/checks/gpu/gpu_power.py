@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.comparison import setting
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -27,9 +26,7 @@ DRAW = (
 )
 MOST_W = 5000.0  # no GPU draws as much; a sensor that says so is broken
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -14,9 +13,7 @@ COMPARES = ()
 METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -27,9 +26,7 @@ ACTIONS = {
     "drain and reset": "drain the node and reset the GPU",
 }
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, skip, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -21,9 +20,7 @@ SPENT = f"{HISTOGRAM}/row_remapper_histogram_none"
 LOW = f"{HISTOGRAM}/row_remapper_histogram_low"
 MOST_ROWS = 512  # a GPU can remap no more (NVIDIA, GPU Memory Error Management, Row Remapping)
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

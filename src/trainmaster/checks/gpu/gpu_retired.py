@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, skip
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -18,9 +17,7 @@ ROWS = "remapped_rows/remapped_row_pending"
 KINDS = ("multiple_single_bit", "double_bit")
 FAIL_PAGES = 60  # the GPU keeps 64 (NVIDIA, Dynamic Page Retirement); beyond them no page is retired
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia, profiles
 from trainmaster.checks.comparison import Peer
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, error, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -35,9 +34,7 @@ MEMORY, MEMORY_LIMIT = "temperature/memory_temp", "temperature/gpu_temp_max_mem_
 HEADROOM, SLOWDOWN = "temperature/gpu_temp_tlimit", "temperature/gpu_temp_slow_threshold"
 ACTION = "check fans, coolant and airflow of the node, and what else runs on the GPU"
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

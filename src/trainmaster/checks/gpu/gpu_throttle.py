@@ -11,7 +11,6 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.gpu import gpu_power
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -39,9 +38,7 @@ SPENT = "clocks_event_reasons_counters"
 WARN_S = 10.0  # of slowdown since the driver started; ours: less is one hot start
 ACTION = "check cooling and power supply of the node, then test the GPU under load (--level 2)"
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from trainmaster.checks import nvidia
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, ok, skip, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -15,9 +14,7 @@ METRICS = {"gpu.utilization_percent": "percent"}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 WARN_PERCENT = 10.0  # reading the GPU alone shows a few percent
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

@@ -6,7 +6,6 @@ from trainmaster.checks import nvidia
 from trainmaster.checks.comparison import firmware
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
-from trainmaster.node.host import Host
 
 LEVEL = 1
 GPU = True
@@ -15,9 +14,7 @@ COMPARES = (firmware("vbios", "VBIOS"), firmware("gsp", "GSP firmware"), firmwar
 METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 
-
-def read(host: Host) -> nvidia.Gpus:
-    return nvidia.read(host)
+read = nvidia.read
 
 
 def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:

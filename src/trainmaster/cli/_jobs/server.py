@@ -17,18 +17,11 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.ids import is_uuid
 
 if TYPE_CHECKING:
-    from trainmaster.api.access import Token
-    from trainmaster.api.compare import RunCurve
     from trainmaster.api.events import Event
-    from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
-    from trainmaster.api.goodput import GoodputPage, JobGoodput
-    from trainmaster.api.jobs import Job, JobLine, JobPage, JobsPage, Submitted, Transition
-    from trainmaster.api.queue import MachinesPage, QueuePage
+    from trainmaster.api.goodput import GoodputPage
+    from trainmaster.api.jobs import JobLine, JobsPage, Submitted
     from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
-    from trainmaster.api.targets import KnownTarget
-    from trainmaster.api.webhooks import Delivery
     from trainmaster.client import Client
-    from trainmaster.client.workdir import Receiver
     from trainmaster.core.config.sweep import Sweep
     from trainmaster.core.spec import JobSpec
     from trainmaster.core.states import Status
@@ -44,6 +37,35 @@ class ServerJobs:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        # Asked for and answered as the client does.
+        self.cancel_set = client.cancel_set
+        self.pause_set = client.pause_set
+        self.resume_set = client.resume_set
+        self.show = client.job
+        self.curve = client.curve
+        self.transitions = client.transitions
+        self.deliveries = client.deliveries
+        self.receiver = client.receiver
+        self.cancel = client.cancel
+        self.delete = client.delete
+        self.log_streams = client.log_streams
+        self.log_piece = client.logs
+        self.artifacts = client.artifacts
+        self.pieces = client.pieces
+        self.checkpoint = client.checkpoint
+        self.checkpoint_pieces = client.checkpoint_pieces
+        self.job_goodput = client.job_goodput
+        self.queue = client.queue
+        self.machines = client.machines
+        self.drain_machine = client.drain_machine
+        self.readmit_machine = client.readmit_machine
+        self.tokens = client.tokens
+        self.create_token = client.create_token
+        self.revoke_token = client.revoke_token
+        self.targets = client.targets
+        self.remove_target = client.remove_target
+        self.grant_target = client.grant_target
+        self.revoke_target = client.revoke_target
 
     def find(self, word: str) -> str:
         if is_uuid(word):
@@ -134,41 +156,17 @@ class ServerJobs:
         except NotFound:  # a server of an earlier version
             return ()
 
-    def cancel_set(self, set_id: str) -> SetPage:
-        return self._client.cancel_set(set_id)
-
-    def pause_set(self, set_id: str) -> SetPage:
-        return self._client.pause_set(set_id)
-
-    def resume_set(self, set_id: str) -> SetPage:
-        return self._client.resume_set(set_id)
-
-    def show(self, job_id: str) -> JobPage:
-        return self._client.job(job_id)
-
     def line(self, job_id: str) -> JobLine:
         lines = self._client.jobs(find=job_id, limit=1).jobs
         if not lines:
             raise UsageError(f"no job {job_id!r}; `trainmaster jobs` lists them")
         return lines[0]
 
-    def curve(self, job_id: str, *, points: int) -> RunCurve:
-        return self._client.curve(job_id, points=points)
-
-    def transitions(self, job_id: str) -> tuple[Transition, ...]:
-        return self._client.transitions(job_id)
-
-    def deliveries(self, job_id: str) -> tuple[Delivery, ...]:
-        return self._client.deliveries(job_id)
-
     def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
         return self._client.submit(_to_document(spec), key=key)
 
     def check(self, spec: JobSpec, *, key: str | None) -> None:
         self._client.check(_to_document(replace(spec, workdir=None)), key=key)
-
-    def receiver(self, project: str) -> Receiver:
-        return self._client.receiver(project)
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         if values:
@@ -179,12 +177,6 @@ class ServerJobs:
         if values:
             raise UsageError("a server does not return whole specs; submit yours again")
         return self._client.rerun(job_id)
-
-    def cancel(self, job_id: str) -> Job:
-        return self._client.cancel(job_id)
-
-    def delete(self, job_id: str) -> None:
-        self._client.delete(job_id)
 
     def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 (a server drives)
         return contextlib.nullcontext()
@@ -227,24 +219,6 @@ class ServerJobs:
             if len(piece) < _PIECE:
                 return  # the end when it was read; a log that grows has more at every question
 
-    def log_streams(self, job_id: str) -> tuple[LogStream, ...]:
-        return self._client.log_streams(job_id)
-
-    def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
-        return self._client.logs(job_id, stream, attempt=attempt, offset=offset)
-
-    def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
-        return self._client.artifacts(job_id)
-
-    def pieces(self, job_id: str, path: str, offset: int) -> Iterator[bytes]:
-        return self._client.pieces(job_id, path, offset)
-
-    def checkpoint(self, job_id: str) -> CheckpointFiles:
-        return self._client.checkpoint(job_id)
-
-    def checkpoint_pieces(self, job_id: str, step: int, path: str, offset: int) -> Iterator[bytes]:
-        return self._client.checkpoint_pieces(job_id, step, path, offset)
-
     def cost(self, *, job_id: str | None, project: str | None, month: datetime | None, limit: int) -> CostPage:
         if job_id is None:
             when = f"{month:%Y-%m}" if month is not None else None
@@ -270,21 +244,6 @@ class ServerJobs:
         when = f"{month:%Y-%m}" if month is not None else None
         return self._client.goodput(project=project, month=when, limit=limit)
 
-    def job_goodput(self, job_id: str) -> JobGoodput:
-        return self._client.job_goodput(job_id)
-
-    def queue(self, *, project: str | None, limit: int) -> QueuePage:
-        return self._client.queue(project=project, limit=limit)
-
-    def machines(self, *, project: str | None) -> MachinesPage:
-        return self._client.machines(project=project)
-
-    def drain_machine(self, node: str, *, reason: str, target: str | None) -> None:
-        self._client.drain_machine(node, reason=reason, target=target)
-
-    def readmit_machine(self, node: str, *, target: str | None) -> None:
-        self._client.readmit_machine(node, target=target)
-
     def set_share(self, project: str, *, weight: float, quota: int | None) -> None:
         self._client.set_share(project, weight=weight, quota=quota)
 
@@ -297,29 +256,8 @@ class ServerJobs:
         with contextlib.suppress(NotFound):  # there was none: nothing to remove
             self._client.remove_budget(project, period)
 
-    def tokens(self) -> tuple[Token, ...]:
-        return self._client.tokens()
-
-    def create_token(self, name: str, *, role: str, project: str | None) -> str:
-        return self._client.create_token(name, role=role, project=project)
-
-    def revoke_token(self, name: str) -> None:
-        self._client.revoke_token(name)
-
-    def targets(self) -> tuple[KnownTarget, ...]:
-        return self._client.targets()
-
     def add_target(self, name: str, word: str) -> None:
         self._client.add_target(name, word)
-
-    def remove_target(self, name: str) -> None:
-        self._client.remove_target(name)
-
-    def grant_target(self, name: str, project: str, *, user: str | None) -> None:
-        self._client.grant_target(name, project, user=user)
-
-    def revoke_target(self, name: str, project: str) -> None:
-        self._client.revoke_target(name, project)
 
 
 def _to_document(spec: JobSpec) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.core.health import NodeHealth
@@ -17,9 +16,7 @@ def show(health: NodeHealth) -> None:
     from trainmaster.checks import document
 
     wide = _console.out.width >= WIDE
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("check", "device", "verdict", "reason", *(["what to do"] if wide else [])):
-        table.add_column(title, overflow="fold")
+    table = _console.table("check", "device", "verdict", "reason", *(["what to do"] if wide else []), fold=True)
     skipped: dict[str, list[str]] = {}
     judged: dict[tuple[str, str, str, str], list[str]] = {}  # findings that say the same are one row
     for result in health.results:

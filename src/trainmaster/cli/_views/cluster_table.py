@@ -145,9 +145,7 @@ def _findings(health: ClusterHealth) -> Table:
         for places in dict.fromkeys(map(tuple, checks.values())):
             names = ", ".join(check for check, where in checks.items() if tuple(where) == places)
             grouped[verdict, names, reason, action] = list(places)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("verdict", "check", "where", "reason", "what to do"):
-        table.add_column(title, overflow="fold")
+    table = _console.table("verdict", "check", "where", "reason", "what to do", fold=True)
     for (verdict, check, reason, action), where in sorted(grouped.items(), key=lambda g: (_WORST.index(g[0][0]), g[0])):
         table.add_row(_console.paint(str(verdict)), check, escape(_where(where)), escape(reason), escape(action))
     return table

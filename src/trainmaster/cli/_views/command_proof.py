@@ -35,6 +35,7 @@ DOES = {
     "buffers": "buffers (BatchNorm statistics)",
     "saved": "what it saves next",
     "losses": "the same run as undisturbed",
+    "printed": "the numbers that it prints",
     "truncated": "a truncated checkpoint",
     "flipped": "a flipped bit",
     "missing": "a missing file",
@@ -191,7 +192,12 @@ def _sentence(proof: Proof) -> str:
     tally = proof.tally
     apart = f", {many} left out" if (many := len(_left_out(proof))) else ""
     done = f"{tally.done} of {tally.planned} strikes run{apart}"
-    return f"{cut}{_failed(proof)}{done}, {len(proof.attempts)} attempts, in {proof.took_s:.0f} s"
+    return f"{cut}{_failed(proof)}{done}, {_attempts(proof)}, in {proof.took_s:.0f} s"
+
+
+def _attempts(proof: Proof) -> str:
+    many = len(proof.attempts)  # folders are numbered with those of the undisturbed runs and of copies
+    return f"{many} attempt{'s' * (many != 1)} of the struck run"
 
 
 def _failed(proof: Proof) -> str:
@@ -204,7 +210,8 @@ def _failed(proof: Proof) -> str:
     words = f"{len(bad)} claim{'s fail' if len(bad) > 1 else ' fails'} ({'; '.join(DOES[name] for name in bad)})"
     of_disk = (*DAMAGE, *STORAGE)
     resume = [result.verdict for result in proof.results if result.check not in of_disk]
-    if proof.interrupted or any(verdict in (Verdict.FAIL, Verdict.ERROR) for verdict in resume):
+    doubt = any(result.check == "printed" and result.verdict is Verdict.WARN for result in proof.results)
+    if proof.interrupted or doubt or any(verdict in (Verdict.FAIL, Verdict.ERROR) for verdict in resume):
         return f"{words}. "
     return f"it resumes right, but is not safe against a damaged or failing disk: {words}. "
 

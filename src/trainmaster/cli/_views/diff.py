@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 
@@ -19,9 +18,7 @@ def show(changes: list[Change], *, since: str) -> None:
     if not changes:
         _console.out.print(f"nothing changed since {escape(since)}")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in (f"since {since}", "node", "check", "device", "then", "now", "reason"):
-        table.add_column(escape(title), overflow="fold")
+    table = _console.table(f"since {escape(since)}", "node", "check", "device", "then", "now", "reason", fold=True)
     for change in changes:
         table.add_row(
             f"[{_COLOUR[change.kind]}]{change.kind}[/]",

@@ -71,12 +71,8 @@ def describe_making(begun: float, versions: Mapping[str, str]) -> str:
 
 def show(report: Report) -> None:
     """The table, the judgements, the verdict."""
-    from rich.table import Table
-
     if report.rows:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in report.head:
-            table.add_column(name, justify="left" if name in report.words else "right")
+        table = _console.table(*report.head, right=frozenset(report.head) - frozenset(report.words))
         for cells in report.rows:
             table.add_row(*(_console.plain(cell) for cell in cells))
         _console.out.print(table)

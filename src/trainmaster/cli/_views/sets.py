@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.core.errors import UsageError
@@ -41,10 +40,9 @@ def print_set(page: SetPage) -> None:
     for name, value in rows.items():
         if value:
             _console.out.print(f"{name:<11} {value}")
-    table = Table(box=None, header_style="dim", pad_edge=False)
     keys = list(page.trials[0].values) if page.trials else []
-    for column in ("", "trial", "job", *keys, "status", "step", line.metric, "cost"):
-        table.add_column(escape(column), justify="right" if column in ("step", line.metric, "cost") else "left")
+    columns = ("", "trial", "job", *map(escape, keys), "status", "step", escape(line.metric), "cost")
+    table = _console.table(*columns, right={"step", escape(line.metric), "cost"})
     for trial in page.trials:
         table.add_row(
             "*" if trial.best else "",

@@ -49,8 +49,6 @@ def history(
 
 
 def _show_offenders(home: Path, least: int, as_json: bool) -> None:
-    from rich.table import Table
-
     from trainmaster.cluster.health import journal
     from trainmaster.cluster.health.history import offenders
 
@@ -61,9 +59,7 @@ def _show_offenders(home: Path, least: int, as_json: bool) -> None:
     if not entries:
         _console.note("no GPU failed" + (" more than once" if least > 1 else "") + " in the runs that are recorded")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("who", "failed", "of runs", "on nodes", "checks", "last", "reason"):
-        table.add_column(title, overflow="fold")
+    table = _console.table("who", "failed", "of runs", "on nodes", "checks", "last", "reason", fold=True)
     for entry in entries:
         table.add_row(
             remedy_text.plain(entry.key),
@@ -78,8 +74,6 @@ def _show_offenders(home: Path, least: int, as_json: bool) -> None:
 
 
 def _show_gpu(home: Path, word: str, as_json: bool) -> None:
-    from rich.table import Table
-
     from trainmaster.cluster.health import journal
 
     every = {(entry.run, entry.key): entry for entry in journal.history(home)}
@@ -91,9 +85,7 @@ def _show_gpu(home: Path, word: str, as_json: bool) -> None:
     if not entries:
         _console.note(f"nothing is recorded of {remedy_text.plain(word)}")
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("when", "who", "node", "device", "verdict", "checks", "reason"):
-        table.add_column(title, overflow="fold")
+    table = _console.table("when", "who", "node", "device", "verdict", "checks", "reason", fold=True)
     for entry in entries:
         words = (entry.at, entry.key, entry.node, entry.device or "")
         verdict = _console.paint(str(entry.verdict))

@@ -19,7 +19,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.money.cost import dollars, submitter
 
 if TYPE_CHECKING:
-    from trainmaster.api.costs import BudgetLine, CostPage, ProjectSpending
+    from trainmaster.api.costs import BudgetLine, CostPage, ProjectSpending, SpendingLine
 
 _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
 
@@ -90,7 +90,7 @@ def _print(page: CostPage, *, single: bool) -> None:
             _console.paint(line.status),
             dollars(line.cents),
             dollars(line.cents_per_hour) if line.cents_per_hour else "",
-            dollars(line.forecast_cents),
+            f"at most {dollars(line.forecast_cents)}" if line.forecast_bound else dollars(line.forecast_cents),
             dollars(line.max_cost_cents) if line.max_cost_cents is not None else "",
         )
     if page.jobs:
@@ -99,13 +99,20 @@ def _print(page: CostPage, *, single: bool) -> None:
         _console.note(f"and {page.more} that cost less; --limit shows more")
     if single:
         return
-    sums = _table("project", "jobs", f"cost {page.month or 'in all'}", "per hour")
+    sums = _table("project", "jobs", "GPU hours", f"cost {page.month or 'in all'}", "per hour")
     for total in page.projects:
         rate = dollars(total.cents_per_hour) if total.cents_per_hour else ""
-        sums.add_row(escape(total.project), str(total.jobs), _sum(total), rate)
+        sums.add_row(escape(total.project), str(total.jobs), f"{total.gpu_hours:,.1f}", _sum(total), rate)
     if page.projects:
         _console.out.print()
         _console.out.print(sums)
+    for what, lines in (("person", page.people), ("target", page.targets)):
+        if lines:
+            used = _table(what, "attempts", "GPU hours", f"cost {page.month or 'in all'}")
+            for of in lines:
+                used.add_row(escape(submitter(of.name)), f"{of.attempts:,}", f"{of.gpu_hours:,.1f}", _cost(of))
+            _console.out.print()
+            _console.out.print(used)
     if page.budgets:
         budgets = _table("budget", "period", "spent", "cap", "share")
         for row in page.budgets:
@@ -122,6 +129,13 @@ def _sum(total: ProjectSpending) -> str:
     return f"{known} and {total.unknown_jobs} of unknown price" if total.known_cents else "unknown"
 
 
+def _cost(line: SpendingLine) -> str:
+    known = dollars(line.known_cents)
+    if not line.unknown_parts:
+        return known
+    return f"{known} and {line.unknown_parts} of unknown price" if line.known_cents else "unknown"
+
+
 def _spent(row: BudgetLine) -> str:
     if not row.unknown_jobs:
         return dollars(row.spent_cents)
@@ -130,13 +144,10 @@ def _spent(row: BudgetLine) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="left" if column in _WORDS else "right")
-    return table
+    return _console.table(*columns, right=frozenset(columns) - _WORDS)
 
 
-_WORDS = frozenset({"job", "name", "project", "by", "status", "budget", "period"})
+_WORDS = frozenset({"job", "name", "project", "person", "target", "by", "status", "budget", "period"})
 
 
 def _parse_cap(text: str) -> tuple[str, str, int | None]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
@@ -105,9 +104,8 @@ def readmit(node: Node, on: Through = None, home: HomeOption = None, server: Ser
 
 
 def _print(page: MachinesPage) -> None:
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("target", "machine", "verdict", "device", "model", "has it", "since", "by", "per hour"):
-        table.add_column(column, justify="right" if column == "per hour" else "left")
+    columns = ("target", "machine", "verdict", "device", "model", "has it", "since", "by", "per hour")
+    table = _console.table(*columns, right={"per hour"})
     for machine in page.machines:
         first = (escape(machine.target), escape(machine.machine), _state(machine))
         for device in machine.devices:

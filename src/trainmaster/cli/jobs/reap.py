@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate, open_home
@@ -116,9 +115,7 @@ def _print(leftovers: list[Leftover], ended: dict[str, str]) -> None:
     if not leftovers:
         _console.out.print("nothing is left over")
         return
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("attempt", "target", "what", "why", ""):
-        table.add_column(column)
+    table = _console.table("attempt", "target", "what", "why", "")
     for left in leftovers:
         table.add_row(left.attempt, left.target, escape(left.what), left.why, escape(ended.get(left.attempt, "")))
     _console.out.print(table)

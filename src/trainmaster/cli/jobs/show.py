@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
@@ -139,9 +138,7 @@ def _print_rows(rows: Sequence[Transition | Delivery], *, json: bool, name: str)
         _console.as_json({name: rows})
         return
     columns = _TRANSITION if name == "transitions" else _DELIVERY
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in columns:
-        table.add_column(_TITLES.get(column, column))
+    table = _console.table(*(_TITLES.get(column, column) for column in columns))
     for row in rows:
         table.add_row(*(_cell(getattr(row, column)) for column in columns))
     _console.out.print(table)

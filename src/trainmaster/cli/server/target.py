@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
@@ -154,9 +153,7 @@ def _print(rows: Sequence[KnownTarget], *, json: bool) -> None:
             "`--on local`, `--on ssh:hosts.yaml` and the others work at once (`trainmaster submit --help`)"
         )
         return
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("name", "stands for", "project", "runs as", ""):
-        table.add_column(column)
+    table = _console.table("name", "stands for", "project", "runs as", "")
     for row in rows:
         for one in row.granted or (None,):
             words = ("–", "–", "") if one is None else (one.project, one.account or "–", one.fault or one.note)

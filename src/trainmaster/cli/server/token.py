@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
@@ -75,9 +74,7 @@ def list_(json: Json = False, home: HomeOption = None, server: ServerOption = No
     if json:
         _console.as_json({"tokens": rows})
         return
-    table = Table(box=None, header_style="dim", pad_edge=False)
-    for column in ("name", "role", "project", "created", "last used", ""):
-        table.add_column(column)
+    table = _console.table("name", "role", "project", "created", "last used", "")
     for row in rows:
         revoked = "[red]revoked[/]" if row.revoked_at else ""
         table.add_row(row.name, row.role, row.project or "all", _day(row.created_at), _day(row.used_at), revoked)

@@ -233,7 +233,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         def tell(label: str, _done: int, total: int) -> None:
             if label not in begun:
                 begun.add(label)
-                _console.note(f"{label}: {total} steps" if total > 1 else label)  # 1: not known yet
+                _console.note(f"{label}: up to step {total}" if total > 1 else label)  # 1: not known yet
 
         yield tell
         return

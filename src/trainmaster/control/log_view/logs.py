@@ -58,13 +58,7 @@ async def read_stored(storage: Store, row: ArtifactRow, *, offset: int, limit: i
     return await asyncio.get_running_loop().run_in_executor(_READERS, read)
 
 
-async def list_streams(
-    db: Database,
-    job: JobRow,
-    attempts: list[AttemptRow],
-    *,
-    load: Callable[[str], Target] = targets.load,
-) -> list[LogStream]:
+async def list_streams(db: Database, job: JobRow, attempts: list[AttemptRow]) -> list[LogStream]:
     """Every stream of a job: what is kept, and what the newest attempt has written so far."""
     rows = await asyncio.to_thread(artifacts.list_artifacts, db, job.id)
     streams: dict[tuple[int, str], LogStream] = {}
@@ -78,7 +72,7 @@ async def list_streams(
             continue
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                files = await load(job.target).list_files(attempt.handle)
+                files = await targets.load(job.target).list_files(attempt.handle)
         except TimeoutError as error:
             raise Unreachable(f"the target did not list its files within {_TIMEOUT_S:g} s") from error
         for file in files:

@@ -14,6 +14,7 @@ from typing import overload
 
 from trainmaster.core.compat import UTC
 
+BOUNDS = {"timeout_s": "its time limit", "max_cost": "its limits.max_cost"}  # what a forecast without a pace is made of
 Cents = int | float  # as `round_cents` gives them: whole from one cent on
 
 
@@ -133,6 +134,13 @@ def forecast(
         left = max(0.0, cap_cents - earlier_cents - spent.cents)
         ahead = left if ahead is None else min(ahead, left)
     return spent.cents + ahead if ahead is not None else None
+
+
+def say_at_end(cents: float | None, bound: str | None) -> str:
+    """What a job will have cost, for people: from its pace, or where only its limits are known, at most so much."""
+    if bound is None:
+        return f"about {dollars(cents)} at the end"
+    return f"at most {dollars(cents)} ({BOUNDS.get(bound, bound)})"
 
 
 def month_of(when: datetime) -> Window:

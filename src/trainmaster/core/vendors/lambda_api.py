@@ -38,10 +38,6 @@ class Operation:
     request: Schema | None
     responses: Mapping[int, Schema]
 
-    def error_codes(self, status: int) -> frozenset[str]:
-        """Error codes that the schema allows with this status; empty for an undocumented status."""
-        return _codes(self.responses.get(status, {}).get("properties", {}).get("error", {}))
-
 
 def operations() -> Mapping[str, Operation]:
     """Every operation of the digest by its operationId."""
@@ -139,15 +135,6 @@ def _has_type(wanted: str | None, value: object) -> bool:
 def _python_pattern(pattern: str) -> str:
     """A pattern of the OpenAPI for Python, where `$` would also match before a newline at the end."""
     return pattern[:-1] + r"\Z" if pattern.endswith("$") else pattern
-
-
-def _codes(error: Schema) -> frozenset[str]:
-    if reference := error.get("$ref"):
-        return _codes(schema(reference.removeprefix(_SCHEMA_PREFIX)))
-    if choices := error.get("anyOf"):
-        return frozenset[str]().union(*map(_codes, choices))
-    code = error.get("properties", {}).get("code", {}).get("const")
-    return frozenset({code} if code else ())
 
 
 def _fits(template: str, parts: Sequence[str]) -> bool:

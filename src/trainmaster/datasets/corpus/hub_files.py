@@ -41,14 +41,14 @@ class Listing:
     files: tuple[HubFile, ...]
 
 
-def commit_of(dataset: str, revision: str, retry: Retry | None = None) -> str:
+def commit_of(dataset: str, revision: str) -> str:
     """The commit that a branch or tag stands for now."""
-    return str(_info(dataset, revision, retry, files=False).sha)
+    return str(_info(dataset, revision, files=False).sha)
 
 
 def listing(dataset: str, revision: str, *, pattern: str | None, subset: str | None, split: str) -> Listing:
     """Files of a dataset: those that match `pattern`, or those of the subset and split by their names."""
-    info = _info(dataset, revision, None, files=True)
+    info = _info(dataset, revision, files=True)
     every = [
         HubFile(
             name=item.rfilename,
@@ -111,12 +111,12 @@ def download(
         raise _plain(name, error) from error
 
 
-def _info(dataset: str, revision: str, retry: Retry | None, *, files: bool) -> Any:
+def _info(dataset: str, revision: str, *, files: bool) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError:
         raise MissingExtra("the Hub", "data") from None
-    retry = retry or Retry(f"hub:{dataset}", tries=_TRIES)
+    retry = Retry(f"hub:{dataset}", tries=_TRIES)
     try:
         return retry.call(lambda: HfApi().dataset_info(dataset, revision=revision, files_metadata=files))
     except Exception as error:

@@ -35,7 +35,8 @@ class Curves:
     def __init__(self, log: Path, folders: Sequence[Path], events: Path) -> None:
         self._folders = folders
         self._events, self._own = Tail(events), False  # the program writes events itself: nothing is read for it
-        self._readers: dict[Path, Reader] = {log: LogLines(log)}
+        self._log = LogLines(log)
+        self._readers: dict[Path, Reader] = {log: self._log}
         self._floor: dict[str, int] = {}
         self.source: str | None = None
         self._kept: list[Point] = []
@@ -73,6 +74,8 @@ class Curves:
         for reader in self._readers.values():
             if self.source in (None, reader.name):
                 points.setdefault(reader.name, []).extend(reader.read())
+        if last and self._log.name in points:
+            points[self._log.name] += self._log.end()
         if any(points.values()) and self._writes_events():  # written between the two reads
             return []
         if self.source is None:

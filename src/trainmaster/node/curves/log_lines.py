@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainmaster.node.curves import Point, Tail, to_number
@@ -13,7 +14,7 @@ _STEP = re.compile(rf"\b(?:global[ _])?(?:steps?|iter(?:ation)?s?|it)\b{_IS}\[?\
 _BATCH = re.compile(
     rf"\bepoch\b{_IS}\[?(\d{{1,6}}).{{0,40}}?\b(?:batch|step|iter)?\s*\[?(\d{{1,9}})\s*/\s*(\d{{1,9}})", re.I
 )
-_BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")  # tqdm
+BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")  # tqdm
 _FIGURES = {
     "eval_loss": re.compile(rf"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)[ _/]?loss{_IS}{_NUMBER}", re.I),
     "loss": re.compile(
@@ -29,7 +30,7 @@ _FIGURES = {
 }
 # `RuntimeError: …`, `[rank0]: torch.cuda.OutOfMemoryError: …`, and `raise …` of a traceback: text about a failure.
 _FAILURE = re.compile(r"(?:\[[^\]]{1,80}\]:?)?\s*(?:raise\s|[\w.]{1,200}(?<=\w)(?:Error|Exception):\s)")
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _LONGEST = 2000  # characters of a line that are looked at
 _AT_MOST = 20_000  # lines of one look
 
@@ -41,20 +42,31 @@ class LogLines:
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, skip=True)
-        self._held = b""
+        self._held, self._redrawn = b"", False
         self._bar: int | None = None  # step of the last progress bar, for lines that name none
 
     def read(self) -> list[Point]:
         data, anew = self._tail.read()
         text = (b"" if anew else self._held) + data
-        *lines, self._held = re.split(rb"[\r\n]+", text)
-        self._held = self._held[-_LONGEST * 4 :]
-        points = [self._point(line[:_LONGEST].decode(errors="replace")) for line in lines[-_AT_MOST:]]
+        *lines, held = re.split(rb"[\r\n]+", text)
+        if lines or anew:
+            self._redrawn = text[: len(text) - len(held)].endswith(b"\r")
+        self._held = held[-_LONGEST * 4 :]
+        return self._points(lines[-_AT_MOST:])
+
+    def end(self) -> list[Point]:
+        """The last redraw of a progress bar that was killed: no line ends it. It is written at once, and so is whole;
+        of a line that nothing ends, that is not known."""
+        held, self._held = self._held, b""
+        return self._points([held]) if self._redrawn else []
+
+    def _points(self, lines: Sequence[bytes]) -> list[Point]:
+        points = (self._point(line[:_LONGEST].decode(errors="replace")) for line in lines)
         return [point for point in points if point is not None]
 
     def _point(self, line: str) -> Point | None:
-        line = _COLOURS.sub("", line)
-        bar = _BAR.search(line)
+        line = COLOURS.sub("", line)
+        bar = BAR.search(line)
         if bar is not None:
             self._bar = int(bar[1])
         if "loss" not in line.lower() or _FAILURE.match(line):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -61,39 +61,19 @@ class SlurmJob:
 def parse_squeue(text: str, separator: str = SEPARATOR) -> list[SlurmJob]:
     """Jobs of `squeue --noheader --array --format=SQUEUE_FORMAT`, with another separator where one is given."""
     jobs: list[SlurmJob] = []
-    for identity, state, nodes, folder, reason, name, comment in _split(text, separator, _SQUEUE_CELLS, "squeue"):
-        jobs += _expand(
-            identity,
-            state=normalize(state),
-            nodes=_known(nodes),
-            folder=_known(folder),
-            reason=_known(reason),
-            name=_known(name),
-            comment=_known(comment),
-        )
+    for cells in _split(text, separator, _SQUEUE_CELLS, "squeue"):
+        jobs += _expand(cells)
     return jobs
 
 
 def parse_sacct(text: str, separator: str = SEPARATOR) -> list[SlurmJob]:
     """Jobs of `sacct --noheader --parsable2 --delimiter=SEPARATOR --allocations --format=SACCT_FIELDS`."""
     jobs: list[SlurmJob] = []
-    for cells in _split(text, separator, _SACCT_CELLS, "sacct"):
-        identity, state, nodes, folder, reason, name, comment, code, end = cells
-        if _ID.fullmatch(identity) is None:  # accounting is asked for jobs of ours alone
-            raise TargetError(f"{identity[:80]!r} is no job id of Slurm")
+    for *cells, code, end in _split(text, separator, _SACCT_CELLS, "sacct"):
+        if _ID.fullmatch(cells[0]) is None:  # accounting is asked for jobs of ours alone
+            raise TargetError(f"{cells[0][:80]!r} is no job id of Slurm")
         status, signal = _exit(code)
-        jobs += _expand(
-            identity,
-            state=normalize(state),
-            nodes=_known(nodes),
-            folder=_known(folder),
-            reason=_known(reason),
-            name=_known(name),
-            comment=_known(comment),
-            exit_code=status,
-            signal=signal,
-            ended_at=_local_time(end),
-        )
+        jobs += _expand(cells, exit_code=status, signal=signal, ended_at=_local_time(end))
     return jobs
 
 
@@ -190,8 +170,14 @@ def _split(text: str, separator: str, cells: int, program: str) -> Iterator[list
         identity = following
 
 
-def _expand(identity: str, **facts: Any) -> Iterator[SlurmJob]:
-    """The job, or each task of an array. A job whose id has another form is left out: it is not ours."""
+def _expand(cells: Sequence[str], **more: Any) -> Iterator[SlurmJob]:
+    """The job of the cells that both formats have, or each task of an array.
+
+    A job whose id has another form is left out: it is not ours.
+    """
+    identity, state, *texts = cells
+    named = dict(zip(("nodes", "folder", "reason", "name", "comment"), map(_known, texts), strict=True))
+    facts = {"state": normalize(state), **named, **more}
     match = _ID.fullmatch(identity)
     if match is None:
         return

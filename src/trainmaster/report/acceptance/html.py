@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
 from collections.abc import Sequence
 
 from markupsafe import Markup
 
 from trainmaster import __version__
-from trainmaster.report import chart, formats
-from trainmaster.report.acceptance.view import Cell, Curve, View
+from trainmaster.report import chart
+from trainmaster.report.acceptance.view import Cell, View
 from trainmaster.report.health.heatmap import SIGNS
-from trainmaster.report.html import asset, environment
+from trainmaster.report.html import asset, environment, style_policy
 
 _CELL, _GAP, _EM = 22, 2, 7.0
 _LABEL_MAX = 30
@@ -30,9 +27,14 @@ def render(view: View) -> str:
             view=view,
             version=__version__,
             style=Markup(style),  # noqa: S704 (files of this package, not values)
-            policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
+            policy=style_policy(style),
             heat=heat_map(view),
-            charts=[_chart(index, curve) for index, curve in enumerate(view.curves[:MOST_CURVES])],
+            charts=[
+                chart.render_bandwidth(
+                    key=f"curve{index}", title=curve.title, measured=curve.points, baseline=curve.baseline
+                )
+                for index, curve in enumerate(view.curves[:MOST_CURVES])
+            ],
         )
     )
 
@@ -79,25 +81,5 @@ def _squares(x: float, y: float, where: str, cells: Sequence[Cell]) -> list[Mark
     ]  # fmt: skip
 
 
-def _chart(index: int, curve: Curve) -> Markup:
-    lines = [chart.Line(name="measured", points=_logarithmic(curve.points), dots=True)]
-    if curve.baseline:
-        lines.append(chart.Line(name="baseline", points=_logarithmic(curve.baseline), dots=True))
-    xs = sorted({x for line in lines for x, _ in line.points})
-    every = max(1, math.ceil(len(xs) / 8))
-    axis = chart.Axis(ticks=xs[::every], text=lambda x: formats.size(2.0**x))
-    return chart.render(
-        key=f"curve{index}", title=curve.title, x_name="message size", lines=lines, zero=True, x_axis=axis
-    )
-
-
-def _logarithmic(points: Sequence[tuple[float, float]]) -> list[tuple[float, float | None]]:
-    return [(math.log2(size), rate) for size, rate in points]
-
-
 def _cut(name: str) -> str:
     return name if len(name) <= _LABEL_MAX else name[: _LABEL_MAX - 1] + "…"
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

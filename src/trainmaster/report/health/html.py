@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
-
 from markupsafe import Markup
 
 from trainmaster import __version__
@@ -13,7 +9,7 @@ from trainmaster.core.results import Verdict
 from trainmaster.report import chart, formats
 from trainmaster.report.health import curves, heatmap
 from trainmaster.report.health.view import Node, View
-from trainmaster.report.html import asset, environment
+from trainmaster.report.html import asset, environment, style_policy
 from trainmaster.report.phrases import Figure
 
 MOST_CURVES = 12
@@ -34,7 +30,7 @@ def render(view: View) -> str:
             view=view,
             version=__version__,
             style=Markup(style),  # noqa: S704 (two files of this package, not values)
-            policy=f"default-src 'none'; style-src '{_hash(style)}'; base-uri 'none'; form-action 'none'",
+            policy=style_policy(style),
             heat=heatmap.render(view),
             figures=_figures(view),
             charts=[_chart(index, curve) for index, curve in enumerate(curve_list[:MOST_CURVES])],
@@ -82,24 +78,12 @@ def _usd(amount: float) -> str:
 
 
 def _chart(index: int, curve: curves.Curve) -> Markup:
-    """Bandwidth over message size, on a logarithmic axis: sizes double from one point to the next."""
-    lines = [chart.Line(name="measured", points=_logarithmic(curve.points), dots=True)]
-    if curve.baseline:
-        lines.append(chart.Line(name="baseline", points=_logarithmic(curve.baseline), dots=True))
-    xs = sorted({x for line in lines for x, _ in line.points})
-    every = max(1, math.ceil(len(xs) / 8))
-    return chart.render(
+    return chart.render_bandwidth(
         key=f"curve{index}",
         title=f"{curve.collective}, GB/s ({curve.where})",
-        x_name="message size",
-        lines=lines,
-        zero=True,
-        x_axis=chart.Axis(ticks=xs[::every], text=lambda x: formats.size(2.0**x)),
+        measured=[(point.size_bytes, point.gbps) for point in curve.points],
+        baseline=[(point.size_bytes, point.gbps) for point in curve.baseline],
     )
-
-
-def _logarithmic(points: tuple[curves.Point, ...]) -> list[tuple[float, float | None]]:
-    return [(math.log2(point.size_bytes), point.gbps) for point in points]
 
 
 def _shown(view: View) -> bool:
@@ -110,7 +94,3 @@ def _shown(view: View) -> bool:
 def _counts(node: Node) -> str:
     verdicts = [row.verdict for row in node.rows]
     return ", ".join(f"{verdicts.count(word)} {word.value}" for word in Verdict if word in verdicts)
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -133,6 +133,18 @@ def list_shares(db: Database) -> Mapping[str, Share]:
     return {row.project: Share(weight=row.weight, quota=row.quota) for row in rows}
 
 
+def count_held(conn: Connection) -> dict[str, int]:
+    """By project: the devices that its jobs hold now."""
+    query = (
+        select(t.jobs.c.project, func.count())
+        .select_from(t.devices)
+        .join(t.attempts, t.attempts.c.id == _D.attempt)
+        .join(t.jobs, t.jobs.c.id == t.attempts.c.job_id)
+        .group_by(t.jobs.c.project)
+    )
+    return {row[0]: int(row[1]) for row in conn.execute(query)}
+
+
 def set_share(conn: Connection, project: str, *, weight: float = 1.0, quota: int | None = None) -> None:
     """State what a project may have; the defaults take back what was stated."""
     conn.execute(delete(t.shares).where(t.shares.c.project == project))

@@ -42,8 +42,10 @@ def find_kinds(devices: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> fr
     return frozenset(kinds | {"gpu"} if any(row.unknown for row in closed) else kinds)
 
 
-def to_machines(rows: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> tuple[Machine, ...]:
-    """Machines of one place for the queue."""
+def to_machines(
+    rows: Iterable[DeviceRow], closed: Iterable[MachineRow], held: Mapping[str, str] | None = None
+) -> tuple[Machine, ...]:
+    """Machines of one place for the queue. `held`: why a machine gets no jobs for a while."""
     names: dict[str, list[DeviceRow]] = {}
     for row in rows:
         names.setdefault(row.machine, []).append(row)
@@ -54,7 +56,7 @@ def to_machines(rows: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> tupl
             gpus=tuple(row.device for row in names.get(name, ()) if row.kind == "gpu"),
             slots=tuple(row.device for row in names.get(name, ()) if row.kind == "slot"),
             used={row.device: row.used for row in names.get(name, ()) if row.used is not None and row.attempt is None},
-            closed=explain(why[name]) if name in why else "",
+            closed=explain(why[name]) if name in why else (held or {}).get(name, ""),
             unknown=name in why and why[name].unknown is not None,
         )
         for name in dict.fromkeys([*names, *why])

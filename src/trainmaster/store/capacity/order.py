@@ -19,6 +19,7 @@ from trainmaster.queueing.schedule import schedule
 from trainmaster.queueing.state import Decisions, Rules, State, Wait
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, machines, queue
+from trainmaster.store.capacity.held import find_held
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
@@ -47,18 +48,19 @@ def decide(
     `alone` is the only machine of the place: while it is drained, jobs that need none of its devices wait too.
     `late` is why nobody starts on its GPUs now.
     """
-    with db.read():
+    with db.read() as conn:
         kept, closed = devices.list_devices(db, place=place), machines.list_machines(db, place=place)
         waiting = queue.to_waiting(rows, machines.find_kinds(kept, closed))
         running = queue.list_holders(db, kept, now=now) if waiting else ()
         shares = devices.list_shares(db) if waiting else {}
+        suspects = find_held(conn, kept, closed, now=now) if waiting else {}
     held = {job.job: late for job in waiting if late and job.need.kind == "gpu"}
     if drained := next((row for row in closed if row.machine == alone and row.drained is not None), None):
         need = {job.job for job in waiting}
         why = f"machines closed ({drained.machine}: {machines.explain(drained)})"
         held |= {row.id: why for row in rows if row.id not in need}
     state = State(
-        now_s=now.timestamp(), machines=machines.to_machines(kept, closed), running=running,
+        now_s=now.timestamp(), machines=machines.to_machines(kept, closed, suspects), running=running,
         waiting=tuple(job for job in waiting if job.job not in held), shares=shares, rules=rules or Rules(),
     )  # fmt: skip
     decisions = schedule(state)

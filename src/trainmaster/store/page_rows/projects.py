@@ -1,4 +1,4 @@
-"""What belongs to each project: counts of jobs and tokens, caps, granted targets."""
+"""What belongs to each project: counts of jobs and tokens, granted targets."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ def count_tokens(conn: Connection, *, project: str | None = None) -> dict[str, i
     query = select(c.project, func.count()).where(c.project.is_not(None), c.revoked_at.is_(None)).group_by(c.project)
     query = query.where(c.project == project) if project is not None else query
     return {name: tokens for name, tokens in conn.execute(query)}  # noqa: C416 (rows are not pairs to mypy)
-
-
-def list_caps(conn: Connection, *, project: str | None = None) -> dict[tuple[str, str], int]:
-    """By project and period: the budget in cents."""
-    b = t.budgets.c
-    query = select(b.project, b.period, b.cap_cents)
-    query = query.where(b.project == project) if project is not None else query
-    return {(name, period): cents for name, period, cents in conn.execute(query)}
 
 
 def list_granted(conn: Connection, *, project: str | None = None) -> dict[str, tuple[str, ...]]:

@@ -23,11 +23,6 @@ _ROLE, _REPLICA = "training.kubeflow.org/replica-type", "training.kubeflow.org/r
 # Conditions of the four kinds that end a job. Others (Created, Running, Restarting, Suspended, …) do not.
 SUCCEEDED = frozenset({"Complete", "Succeeded", "Completed", "SuccessCriteriaMet"})
 FAILED = frozenset({"Failed", "FailureTarget"})
-CONDITIONS = {
-    "Complete": "succeeded", "Completed": "succeeded", "Succeeded": "succeeded", "SuccessCriteriaMet": "succeeded",
-    "Failed": "failed", "FailureTarget": "failed", "Running": "running", "PodsRunning": "running",
-    "Created": "waiting", "Suspended": "waiting", "Restarting": "waiting",
-}  # fmt: skip
 # `status.reason` of a pod that ended without a word of its own.
 POD_REASONS = {
     "Evicted": Reason.PREEMPTED, "Preempting": Reason.PREEMPTED, "NodeLost": Reason.NODE_LOST,

@@ -129,9 +129,6 @@ class Client:
     async def list_file_systems(self) -> list[dict[str, Any]]:
         return list(await self._repeat("listFilesystems"))
 
-    async def list_images(self) -> list[dict[str, Any]]:
-        return list(await self._repeat("listImages"))
-
     async def list_regions(self) -> list[dict[str, Any]]:
         return list(await self._repeat("listRegions"))
 

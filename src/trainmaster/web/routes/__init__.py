@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.dependencies.models import Dependant
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
 
 from trainmaster.api.codec import to_json
@@ -20,6 +21,12 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": Error, "description": "Refused, with the reason"},
     "503": {"model": Error, "description": "The database, the storage or a target is unavailable; retry later"},
 }
+
+
+class Body(BaseModel):
+    """The body of a request. A field that it does not have is refused."""
+
+    model_config = ConfigDict(extra="forbid")
 
 
 def group(name: str, *, prefix: str = "") -> APIRouter:

@@ -10,9 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from trainmaster.api.files import CheckpointFile, CheckpointFiles
 from trainmaster.control import checkpoints
-from trainmaster.core.errors import UsageError
 from trainmaster.web import dependencies
-from trainmaster.web.errors import Refused
 from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("checkpoints", prefix=f"{TRAINING}/jobs/{{uuid}}/checkpoint")
@@ -22,10 +20,8 @@ _CHUNK = 1 << 20
 @router.get("", response_model=CheckpointFiles)
 def find_checkpoint(job: dependencies.Job, request: Request) -> Response:
     """Step and files of the newest checkpoint. 404 where the job has saved none, or its target keeps it elsewhere."""
-    try:
+    with dependencies.finding():
         newest = checkpoints.find_newest(request.app.state.home, job)
-    except UsageError as error:
-        raise Refused(404, "not_found", str(error)) from error
     files = tuple(
         CheckpointFile(path=name, size_bytes=size, sha256=digest) for name, (size, digest) in newest.files.items()
     )
@@ -50,11 +46,9 @@ def read_checkpoint_file(
     offset: Annotated[int, Query(ge=0, le=2**62, description="first byte, to continue a download")] = 0,
 ) -> Response:
     """One file of a checkpoint from `offset`. `ETag` is the SHA-256 of the whole file, where the job wrote it down."""
-    try:
+    with dependencies.finding():
         listing = checkpoints.find_step(request.app.state.home, job, step)
         first = checkpoints.read(listing, name, offset=offset, limit=_CHUNK)
-    except UsageError as error:
-        raise Refused(404, "not_found", str(error)) from error
     size, digest = listing.files[name]
 
     def pieces() -> Iterator[bytes]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from trainmaster.api.costs import Budget, Budgets, CostPage, Costs, JobCost
@@ -16,7 +16,7 @@ from trainmaster.store import audit, costs
 from trainmaster.web import dependencies
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused, not_found
-from trainmaster.web.routes import TRAINING, group, reply
+from trainmaster.web.routes import TRAINING, Body, group, reply
 
 router = group("money")
 Period = Annotated[Literal["total", "month"], Path(description="total, or each calendar month (UTC)")]
@@ -26,10 +26,9 @@ Month = Annotated[
 ]
 
 
-class Cap(BaseModel):
+class Cap(Body):
     """The budget of a project."""
 
-    model_config = ConfigDict(extra="forbid")
     cap_cents: int = Field(strict=True, ge=0, le=10**15)
 
 
@@ -53,8 +52,12 @@ def list_job_costs(
     db: dependencies.Db, project: dependencies.Project, month: Month = None, limit: dependencies.Limit = 50
 ) -> Response:
     """Jobs by cost, highest first, with the sums of projects; in a month, or from the beginning."""
-    when = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC) if month is not None else None
-    return reply(cost.read(db, project=project, month=when, limit=limit))
+    return reply(cost.read(db, project=project, month=parse_month(month), limit=limit))
+
+
+def parse_month(month: str | None) -> datetime | None:
+    """When a month begins."""
+    return datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC) if month is not None else None
 
 
 @router.get("/v1/budgets", response_model=Budgets)

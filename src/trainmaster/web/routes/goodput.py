@@ -12,7 +12,7 @@ from trainmaster.pages import goodput, job_goodput, timeline
 from trainmaster.web import dependencies
 from trainmaster.web.errors import not_found
 from trainmaster.web.routes import TRAINING, group, reply
-from trainmaster.web.routes.costs import Month
+from trainmaster.web.routes.costs import Month, parse_month
 
 router = group("goodput")
 
@@ -20,7 +20,7 @@ router = group("goodput")
 @router.get(f"{TRAINING}/jobs/{{uuid}}/goodput", response_model=JobGoodput)
 def find_job_goodput(job: dependencies.Job, db: dependencies.Db, month: Month = None) -> Response:
     """Every GPU-second of a job in one bin, with its money, ETTR and ML productivity goodput."""
-    page = job_goodput.read(db, job.id, month=_parse(month))
+    page = job_goodput.read(db, job.id, month=parse_month(month))
     if page is None:
         raise not_found(job.id)
     return reply(page)
@@ -38,8 +38,4 @@ def list_goodput(
     db: dependencies.Db, project: dependencies.Project, month: Month = None, limit: dependencies.Limit = 20
 ) -> Response:
     """Sums by project, target and month, and the jobs that lost the most GPU-time; in a month, or in all."""
-    return reply(goodput.read(db, project=project, month=_parse(month), limit=limit))
-
-
-def _parse(month: str | None) -> datetime | None:
-    return datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC) if month is not None else None
+    return reply(goodput.read(db, project=project, month=parse_month(month), limit=limit))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
 from fastapi import Path, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from trainmaster.api.queue import MachinesPage, ProjectShare, QueuePage
 from trainmaster.control.queueing import machines as drains
-from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
 from trainmaster.pages import machines, queue
 from trainmaster.store import audit
@@ -22,7 +19,7 @@ from trainmaster.store.capacity import devices
 from trainmaster.web import dependencies
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused
-from trainmaster.web.routes import group, reply
+from trainmaster.web.routes import Body, group, reply
 
 router = group("queue")
 _FRESH_S = 2.0  # as often as a queue asks for its devices
@@ -34,18 +31,16 @@ Through = Annotated[
 ]
 
 
-class ShareBody(BaseModel):
+class ShareBody(Body):
     """Weight and quota of a project."""
 
-    model_config = ConfigDict(extra="forbid")
     weight: float = Field(default=1.0, gt=0, le=1000, strict=True)
     quota: int | None = Field(default=None, ge=0, le=1_000_000, strict=True, description="devices at once")
 
 
-class DrainBody(BaseModel):
+class DrainBody(Body):
     """Why a machine is drained."""
 
-    model_config = ConfigDict(extra="forbid")
     reason: str = Field(min_length=1, max_length=drains.MOST)
     target: str | None = Field(
         default=None, max_length=4096, pattern=_TARGET, description="its target, where several have one of this name"
@@ -80,7 +75,7 @@ def list_machines(
 @router.put("/v1/machines/{machine}/drain", status_code=204, response_class=Response)
 def drain_machine(machine: MachineName, body: DrainBody, db: dependencies.Db, who: dependencies.Operator) -> Response:
     """Drain a machine of our own queue: nothing new starts there, jobs that run go on."""
-    with _finding():
+    with dependencies.finding():
         drains.drain(db, machine, reason=body.reason, on=body.target, by=who.name)
     return Response(status_code=204)
 
@@ -90,7 +85,7 @@ def readmit_machine(
     machine: MachineName, db: dependencies.Db, who: dependencies.Operator, target: Through = None
 ) -> Response:
     """Let a drained machine take jobs again. 404 where it is not drained."""
-    with _finding():
+    with dependencies.finding():
         drains.readmit(db, machine, on=target, by=who.name)
     return Response(status_code=204)
 
@@ -108,11 +103,3 @@ def set_share(
         detail = {"weight": body.weight, "quota": body.quota}
         audit.record(conn, who=who.name, action="share.set", subject=f"share:{project}", detail=detail)
     return reply(ProjectShare(project=project, weight=body.weight, quota=body.quota))
-
-
-@contextlib.contextmanager
-def _finding() -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        raise Refused(404, "not_found", str(error)) from error

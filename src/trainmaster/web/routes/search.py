@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from trainmaster.api.search import SearchPage
@@ -19,6 +19,7 @@ Words = Annotated[
 
 
 @router.get("/v1/search", response_model=SearchPage)
-def find(db: dependencies.Db, who: dependencies.Viewer, q: Words = "") -> Response:
+def find(request: Request, db: dependencies.Db, who: dependencies.Viewer, q: Words = "") -> Response:
     """Jobs by name or id, failures by text, nodes by name and GPUs by serial number, in the caller's projects."""
-    return reply(search.read(db, q, project=who.project))
+    home = request.app.state.home if who.project is None else None
+    return reply(search.read(db, q, project=who.project, home=home))

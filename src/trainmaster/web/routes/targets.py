@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Request
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from trainmaster.api.codec import fill
@@ -15,26 +15,24 @@ from trainmaster.control.known_targets import Shown
 from trainmaster.core.errors import Fault, UsageError
 from trainmaster.web import dependencies
 from trainmaster.web.errors import Refused
-from trainmaster.web.routes import group, reply
+from trainmaster.web.routes import Body, group, reply
 
 router = group("targets", prefix="/v1/targets")
 TargetName = Annotated[str, Path(alias="name", pattern=f"^{known_targets.TARGET}$", description="name of the target")]
 
 
-class TargetWish(BaseModel):
+class TargetWish(Body):
     """A target to make known."""
 
-    model_config = ConfigDict(extra="forbid")
     name: Annotated[str, StringConstraints(pattern=f"^{known_targets.NAME}$")] = Field(description="what specs write")
     word: str = Field(
         min_length=1, max_length=4096, description="what it stands for: kind:FILE with a path of the server"
     )
 
 
-class GrantWish(BaseModel):
+class GrantWish(Body):
     """The account of a project's jobs on a target."""
 
-    model_config = ConfigDict(extra="forbid")
     user: Annotated[str, StringConstraints(pattern=f"^{known_targets.USER}$")] | None = Field(
         default=None, description="Unix user, or NAMESPACE[/SERVICE-ACCOUNT]; null: the account of the settings"
     )
@@ -91,18 +89,14 @@ def revoke_target(
     name: TargetName, project: dependencies.ProjectName, db: dependencies.Db, who: dependencies.Operator
 ) -> Response:
     """Take a target away from a project. Its jobs that run go on."""
-    try:
+    with dependencies.finding():
         known_targets.revoke(db, name, project, by=who.name)
-    except UsageError as error:
-        raise Refused(404, "not_found", str(error)) from error
     return Response(status_code=204)
 
 
 def _find(db: dependencies.Db, name: str) -> Shown:
-    try:
+    with dependencies.finding():
         return known_targets.show(db, name)[0]
-    except UsageError as error:
-        raise Refused(404, "not_found", str(error)) from error
 
 
 def _shape(shown: Shown) -> KnownTarget:

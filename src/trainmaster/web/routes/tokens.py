@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from trainmaster.api.access import Audit, Me, NewToken, Tokens
@@ -17,15 +17,14 @@ from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
-from trainmaster.web.routes import group, reply
+from trainmaster.web.routes import Body, group, reply
 
 router = group("access", prefix="/v1")
 
 
-class TokenWish(BaseModel):
+class TokenWish(Body):
     """A token to create."""
 
-    model_config = ConfigDict(extra="forbid")
     name: dependencies.Name = Field(description="name in the audit trail; never reused")
     role: Role
     project: dependencies.Name | None = Field(default=None, description="limit to this project; null: all projects")

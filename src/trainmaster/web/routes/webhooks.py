@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Path, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from trainmaster.api.codec import fill
@@ -24,7 +24,7 @@ from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
-from trainmaster.web.routes import group, reply
+from trainmaster.web.routes import Body, group, reply
 
 router = group("webhooks", prefix="/v1/webhooks")
 Topic = Literal[
@@ -34,19 +34,17 @@ Topic = Literal[
 HookId = Annotated[str, Path(alias="id", pattern=f"^{UUID_PATTERN}$")]
 
 
-class HookWish(BaseModel):
+class HookWish(Body):
     """A webhook to create."""
 
-    model_config = ConfigDict(extra="forbid")
     url: str = Field(min_length=1, max_length=2048, description="https URL of another machine; without credentials")
     topics: list[Topic] = Field(default=[], max_length=32, description="topics to subscribe to; none: all")
     project: dependencies.Name | None = Field(default=None, description="limit to this project; null: all projects")
 
 
-class Switch(BaseModel):
+class Switch(Body):
     """State of a webhook: on or off."""
 
-    model_config = ConfigDict(extra="forbid")
     enabled: bool = Field(strict=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Path, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -21,7 +21,7 @@ from trainmaster.core.workdir import CHUNK_BYTES, MOST_MANIFEST_BYTES, PREFIX
 from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import need
 from trainmaster.web.errors import Refused
-from trainmaster.web.routes import group, reply
+from trainmaster.web.routes import Body, group, reply
 
 router = group("workdirs", prefix="/v1/projects/{project}")
 Digest = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 in hex")]
@@ -34,17 +34,15 @@ _BYTES = {
 }
 
 
-class Chunks(BaseModel):
+class Chunks(Body):
     """Chunks by their SHA-256."""
 
-    model_config = ConfigDict(extra="forbid")
     sha256: list[_Hex] = Field(max_length=10_000)
 
 
-class ManifestChunks(BaseModel):
+class ManifestChunks(Body):
     """Chunks of a manifest, in order."""
 
-    model_config = ConfigDict(extra="forbid")
     chunks: list[_Hex] = Field(min_length=1, max_length=MOST_MANIFEST_BYTES // CHUNK_BYTES)
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
-from markupsafe import Markup
 from starlette.responses import Response
 
 from trainmaster.api.compare import ComparedRun
-from trainmaster.core.clean_text import clean
 from trainmaster.core.ids import is_uuid
 from trainmaster.pages import compare
 from trainmaster.store.page_rows.runs import find_runs, list_choices
-from trainmaster.web import dependencies
+from trainmaster.web import dependencies, rows
 from trainmaster.web.sections.compared import ComparedCurves
 from trainmaster.web.sections.form import clean_word, link
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
 _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
+_FIELDS, _METRICS = 4, 6  # columns of the final values
 _MANY = 40  # runs; above it curves have fewer points
-_HASH = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b")  # SHA-1 and SHA-256, as of a working folder
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
 
@@ -47,13 +44,15 @@ def show_comparison(
     ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
     page = compare.read(db, ids=ids, metric=metric, group=group or None, project=who.project)
     offered = list_choices(db, project=who.project, word=find or None, limit=_OFFERED)
-    chosen, colours = [run.id for run in page.runs], _colours(page.runs)
+    chosen = [run.id for run in page.runs]
 
     def here(**changes: object) -> str:
         asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
         asked |= {"log": "1" if log else None, "time": "1" if time else None}
         return link("/compare", **{**asked, **changes})
 
+    fields = [part.field for part in page.differences if part.field != "name"][:_FIELDS]
+    columns, colours = page.metrics[:_METRICS], _colours(page.runs)
     return render(
         "compare.html",
         page=page,
@@ -62,10 +61,13 @@ def show_comparison(
         chosen=frozenset(chosen),
         hidden=",".join(sorted(set(chosen) - {row.id for row in offered})),
         find=find,
+        fields=fields,
+        columns=columns,
+        rows=rows.compared(page.runs, fields=fields, metrics=columns, colours=colours),
         colours=colours,
         keys=_keys(page.runs, colours),
-        brief=_brief,
-        brief_text=_brief_text,
+        brief=rows.brief,
+        brief_text=rows.brief_text,
         projects=len({run.project for run in page.runs}),
         log=log,
         time=time,
@@ -87,9 +89,11 @@ def list_curves(
     cache: ComparedCurves = request.app.state.compared
     ids = _ids(jobs, [])
     with db.read() as conn:
-        rows = find_runs(conn, ids, project=who.project)
+        found = find_runs(conn, ids, project=who.project)
     points = compare.POINTS if of <= _MANY else compare.POINTS // 2
-    parts = [cache.read(job, metric=metric, points=points, final=rows[job].status.final) for job in ids if job in rows]
+    parts = [
+        cache.read(job, metric=metric, points=points, final=found[job].status.final) for job in ids if job in found
+    ]
     return Response(f'{{"curves":[{",".join(parts)}]}}', media_type="application/json")
 
 
@@ -97,17 +101,6 @@ def _ids(text: str, more: list[str]) -> list[str]:
     """Ids of jobs, each once; whatever else an address has is dropped."""
     words = [word.strip() for part in (text, *more) for word in part.split(",")]
     return list(dict.fromkeys(word for word in words if is_uuid(word)))[: compare.MOST]
-
-
-def _brief_text(text: str) -> str:
-    """A value with twelve digits of each hash in it: five whole ones push a table off the screen."""
-    return _HASH.sub(r"\1…", text)
-
-
-def _brief(text: str) -> str | Markup:
-    """The same, with the whole value in the title."""
-    short = _brief_text(text)
-    return text if short == text else Markup('<span title="{}">{}</span>').format(clean(text), clean(short))
 
 
 def _colours(runs: tuple[ComparedRun, ...]) -> dict[str, int]:

@@ -37,12 +37,17 @@ def show_costs(
     now = datetime.now(UTC)
     when = None if month == "all" else datetime.strptime(month or f"{now:%Y-%m}", "%Y-%m").replace(tzinfo=UTC)
     seen = dependencies.scope(who, project or None)
-    page = kept.read(("cost", seen, when), lambda: spending.read(db, project=seen, month=when, now=now), for_s=_FRESH_S)
+    # Every figure of the page is of one moment, that of the sums over all jobs, whichever project is looked at: a
+    # part would be larger than the whole otherwise.
+    sums = ledgers.recent()
+    at = sums.made_at if sums is not None else None
+    page = kept.read(
+        ("cost", seen, when, at), lambda: spending.read(db, project=seen, month=when, now=at or now), for_s=_FRESH_S
+    )
 
     def here(**changes: object) -> str:
         return link("/cost", **{"month": month, "project": project, **changes})
 
-    sums = ledgers.sums()
     ledger = _ledger(sums, seen)
     return render(
         "cost.html",
@@ -52,7 +57,6 @@ def show_costs(
         here_person=lambda name: link("/", by=name, project=project),
         chosen=project,
         ledger=ledger,
-        ledger_at=sums.made_at if sums is not None else None,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
         **BINS,
         who=who,

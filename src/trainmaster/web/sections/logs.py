@@ -12,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
@@ -27,7 +28,7 @@ from trainmaster.core.roles import Role
 from trainmaster.report import html
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.rows import AttemptRow, JobRow
-from trainmaster.web import ansi, dependencies, streaming
+from trainmaster.web import ansi, dependencies, rows, streaming
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.sections.run import TABS
@@ -212,7 +213,7 @@ async def _follow(
                     fresh += window.lines
                     places[log.stream] = window.end
             if fresh:
-                text = "".join(render_line(_line(scene, line)) for line in fresh)
+                text = "".join(_line(scene, line) for line in fresh)
                 data = json.dumps({"html": text, "offsets": places})
                 yield f"event: lines\ndata: {data}\n\n"
             elif over:
@@ -300,14 +301,9 @@ async def _grep(
     )  # fmt: skip
 
 
-def _line(scene: _Scene, line: LogLine) -> dict[str, Any]:
+def _line(scene: _Scene, line: LogLine) -> Markup:
+    """One line as the page has it."""
     short = line.text[:300]
     tone = "bad" if _BAD.search(short) else "warn" if _WARN.search(short) else ""
-    label = "" if scene.stream != ALL else line.stream.removesuffix(".log")
-    link = scene.link_line(line)
-    return {"offset": line.offset, "html": ansi.render(line.text), "tone": tone, "label": label, "link": link}
-
-
-def render_line(line: dict[str, Any]) -> str:
-    """One line as the page has it."""
-    return bytes(render("log_line.html", line=line).body).decode()
+    label, link = "" if scene.stream != ALL else line.stream.removesuffix(".log"), scene.link_line(line)
+    return rows.log_line(offset=line.offset, label=label, link=link, tone=tone, text=ansi.render(line.text))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from trainmaster.api.nodes import NodeHistory
 from trainmaster.pages import node_history, node_map
+from trainmaster.pages.parts import target_names
 from trainmaster.pages.parts.node_journal import moment_of
+from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
@@ -18,10 +22,11 @@ from trainmaster.web.sections.form import Posted, clean_word, link
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
-State = Literal["bad", "used", "out"]
+State = Literal["bad", "used", "free", "out"]
 NodeName = Annotated[str, Query(max_length=255)]
 _MOST_OUT = 1_000_000
 _FRESH_S = 5.0  # the map looks at every check of every node; an open page asks every 10 s
+_WORDS: Mapping[str, Any] = {"link": link, "moment_of": moment_of}  # for the templates
 
 
 @router.get("/nodes")
@@ -51,7 +56,8 @@ def show_map(
         return link("/nodes", **{**asked, **changes})
 
     template = "nodes_part.html" if part else "nodes.html"
-    return render(template, page=page, here=here, who=who, link=link, moment_of=moment_of)
+    names = target_names.read(db)
+    return render(template, page=page, here=here, who=who, names=names, shorten=target_names.shorten, **_WORDS)
 
 
 @router.get("/nodes/one")
@@ -66,7 +72,7 @@ def show_history(
     page = node_history.read(db, node=node, gpu=gpu or None, home=home, project=who.project)
     if not page.lines and not page.used_by and page.out_since is None:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
-    return render("node.html", page=page, who=who, link=link, moment_of=moment_of)
+    return render("node.html", page=page, home=home, names=target_names.read(db), who=who, **_WORDS)
 
 
 @router.get("/nodes/drain")
@@ -81,7 +87,8 @@ def ask_drain(
     if not node:
         return RedirectResponse("/nodes", status_code=303)
     plan = remedies.plan_drain(db, request.app.state.home, node, most=most)
-    return render("node_remedy.html", plan=plan, verb="drain", most=most, fault=None, who=who, link=link)
+    seen = _read_own(db, request.app.state.home, plan)
+    return render("node_remedy.html", plan=plan, seen=seen, verb="drain", most=most, fault=None, who=who, **_WORDS)
 
 
 @router.post("/nodes/drain")
@@ -93,7 +100,7 @@ def drain(request: Request, db: dependencies.Db, who: dependencies.Operator, for
     fault = None
     if plan.refusal is None:
         fault = remedies.drain(db, request.app.state.home, plan, by=who.name, reason=reason)
-    return _done(plan, who, verb="drain", fault=fault, most=most)
+    return _done(db, request.app.state.home, plan, who, verb="drain", fault=fault, most=most)
 
 
 @router.get("/nodes/readmit")
@@ -104,7 +111,8 @@ def ask_readmit(
     if not node:
         return RedirectResponse("/nodes", status_code=303)
     plan = remedies.plan_readmit(db, request.app.state.home, node, allow_warn=allow_warn)
-    return render("node_remedy.html", plan=plan, verb="readmit", most=None, fault=None, who=who, link=link)
+    seen = _read_own(db, request.app.state.home, plan)
+    return render("node_remedy.html", plan=plan, seen=seen, verb="readmit", most=None, fault=None, who=who, **_WORDS)
 
 
 @router.post("/nodes/readmit")
@@ -112,13 +120,25 @@ def readmit(request: Request, db: dependencies.Db, who: dependencies.Operator, f
     """Give a node back by the rules of `trainmaster readmit --yes`."""
     plan = remedies.plan_readmit(db, request.app.state.home, form.required("node"))
     fault = remedies.resume(db, request.app.state.home, plan, by=who.name) if plan.refusal is None else None
-    return _done(plan, who, verb="readmit", fault=fault)
+    return _done(db, request.app.state.home, plan, who, verb="readmit", fault=fault)
 
 
-def _done(plan: remedies.Remedy, who: Caller, *, verb: str, fault: str | None, most: int | None = None) -> Response:
+def _done(
+    db: Database, home: Path, plan: remedies.Remedy, who: Caller, *, verb: str, fault: str | None,
+    most: int | None = None,
+) -> Response:  # fmt: skip
+    seen = _read_own(db, home, plan)
     if plan.refusal is None and fault is None:
-        return RedirectResponse("/queue" if plan.own else link("/nodes/one", node=plan.node), status_code=303)
-    return render("node_remedy.html", status_code=409, plan=plan, verb=verb, most=most, fault=fault, who=who, link=link)
+        # A machine that nothing is known of but its drain has no page once it is given back.
+        known = seen is None or seen.lines or seen.used_by or seen.out_since
+        return RedirectResponse(link("/nodes/one", node=plan.node) if known else "/queue", status_code=303)
+    words = {"plan": plan, "seen": seen, "verb": verb, "most": most, "fault": fault, "who": who}
+    return render("node_remedy.html", status_code=409, **words, **_WORDS)
+
+
+def _read_own(db: Database, home: Path, plan: remedies.Remedy) -> NodeHistory | None:
+    """What is known of a machine of our own queue, for the person who decides about it without asking for evidence."""
+    return node_history.read(db, node=plan.node, home=home) if plan.own else None
 
 
 def _home(request: Request, who: Caller) -> Path | None:

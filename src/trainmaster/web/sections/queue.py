@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from trainmaster.pages import machines, queue
+from trainmaster.pages.parts import target_names
 from trainmaster.web import dependencies
 from trainmaster.web.sections.form import link
 from trainmaster.web.templating import render
@@ -35,5 +36,5 @@ def show_queue(
     template = "queue_part.html" if part else "queue.html"
     return render(
         template, page=page, before=before, others=others, machines=given, most_machines=_MOST_MACHINES, who=who,
-        link=link,
+        link=link, names=target_names.read(db), shorten=target_names.shorten,
     )  # fmt: skip

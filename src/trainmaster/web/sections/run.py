@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from trainmaster.api.events import Events
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage
@@ -19,7 +20,7 @@ from trainmaster.report import html
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
 from trainmaster.store.rows import JobRow
-from trainmaster.web import dependencies
+from trainmaster.web import dependencies, rows
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import not_found
 from trainmaster.web.kept import Kept
@@ -31,7 +32,7 @@ TABS = (
     ("", "Overview"), ("logs", "Logs"), ("events", "Events"), ("checkpoints", "Checkpoints"),
     ("preflight", "Pre-flight"), ("attempts", "Attempts"), ("cost", "Cost"), ("files", "Files"), ("spec", "Spec"),
 )  # fmt: skip
-_EVENTS = 200  # on one page
+_EVENTS = 100  # on one page: of 200 the browser laid out twice as much before it showed any
 _BATCH = 5_000  # rows of a CSV file read at once
 router = APIRouter(include_in_schema=False)
 _LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)
@@ -94,7 +95,9 @@ def detail(
         raise not_found(row.id)
     more: dict[str, Any] = {}
     if tab == "events":
-        more = {"events": _events(db, row.id, after, phase), "after": after, "phase": phase[:64]}
+        listed = _events(db, row.id, after, phase)
+        more = {"events": listed, "rows": rows.events(listed.events), "more": len(listed.events) >= _EVENTS}
+        more |= {"after": after, "phase": phase[:64]}
     elif tab == "files":
         more = {"files": artifacts.read(db, row.id).artifacts}
     elif tab == "cost":
@@ -131,7 +134,7 @@ def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller, 
     return answer
 
 
-def _events(db: Database, job_id: str, after: str, phase: str) -> Any:
+def _events(db: Database, job_id: str, after: str, phase: str) -> Events:
     number, _, offset = after.partition(":")
     known = number.isdecimal() and offset.isdecimal() and len(number) < 10 and len(offset) < 19
     place = (int(number), int(offset)) if known else None
@@ -142,8 +145,8 @@ def _events(db: Database, job_id: str, after: str, phase: str) -> Any:
 def _csv(db: Database, job_id: str) -> Iterator[str]:
     """Lines of a CSV file, a batch at a time. Names of metrics are those of the first batch, and those found later."""
     text = io.StringIO()
-    rows = csv.writer(text)
-    rows.writerow(["attempt", "time", "kind", "step", "metric", "value"])
+    table = csv.writer(text)
+    table.writerow(["attempt", "time", "kind", "step", "metric", "value"])
     after: tuple[int, int] | None = None
     while batch := figures.scan_figures(db, job_id, after=after, limit=_BATCH):
         for row in batch:
@@ -155,7 +158,7 @@ def _csv(db: Database, job_id: str) -> Iterator[str]:
                 if name != "step":
                     # A name that begins a formula is text all the same.
                     safe = f"'{name}" if name[:1] in "=+-@\t\r" else name
-                    rows.writerow([row.cursor[0], at, kind, row.data.get("step"), safe, value])
+                    table.writerow([row.cursor[0], at, kind, row.data.get("step"), safe, value])
         after = batch[-1].cursor
         yield text.getvalue()
         text.seek(0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from trainmaster.api.webhooks import Webhook
 from trainmaster.control.notify import channels, trial
 from trainmaster.control.notify.send import Sent
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
@@ -25,6 +27,8 @@ from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
+from trainmaster.web.routes import costs as costs_api
+from trainmaster.web.routes import queue as queue_api
 from trainmaster.web.routes import tokens as tokens_api
 from trainmaster.web.routes import webhooks as webhooks_api
 from trainmaster.web.sections.form import Form, Posted, link, refuse_invalid
@@ -34,6 +38,7 @@ router = APIRouter(include_in_schema=False)
 _AUDIT = 50  # entries on a page
 _MOST_TOKENS = 200
 _MOST_SESSIONS = 200
+_AMOUNT = re.compile(r"([0-9]{1,13})(?:\.([0-9]{1,2}))?")  # dollars
 _MOST_ID = (1 << 63) - 1
 
 
@@ -126,6 +131,51 @@ def end_session(db: dependencies.Db, who: dependencies.Operator, form: Posted) -
     return RedirectResponse("/settings#sessions", status_code=303)
 
 
+@router.post("/settings/budgets")
+def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+    """Set or remove what a project may spend."""
+
+    def change() -> Notice:
+        project = _name(form)
+        period: Literal["total", "month"] = "total" if form.text("period") == "total" else "month"
+        when, dollars_text = "in all" if period == "total" else "each month", form.text("dollars").removeprefix("$")
+        if not dollars_text:
+            costs_api.remove_budget(project, period, db, who)
+            return Notice(text=f"Project {project} has no cap {when} any more.")
+        amount = _AMOUNT.fullmatch(dollars_text)
+        if amount is None:
+            raise Refused(422, "bad_form", "dollars: write an amount as 5000 or 12.50, or leave it empty for no cap")
+        cap = costs_api.Cap(cap_cents=int(amount[1]) * 100 + int((amount[2] or "").ljust(2, "0")))
+        costs_api.set_budget(project, period, cap, db, who)
+        return Notice(text=f"Project {project} may spend {dollars(cap.cap_cents)} {when}.")
+
+    return _create(request, db, who, form, change, refusal="Nothing was set")
+
+
+@router.post("/settings/shares")
+def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator, form: Posted) -> Response:
+    """Set what a project may have of the machines that our own queue gives out."""
+
+    def change() -> Notice:
+        project, quota = _name(form), form.number("quota", most=1_000_000)
+        try:
+            weight = float(form.text("weight") or 1)
+        except ValueError:
+            raise Refused(422, "bad_form", "weight: a number over 0, as 2 or 0.5") from None
+        queue_api.set_share(project, queue_api.ShareBody(weight=weight, quota=quota), db, who)
+        most = f"{quota:,} device{'s' if quota != 1 else ''} at once" if quota is not None else "any number of devices"
+        return Notice(text=f"Project {project} may hold {most}, with weight {weight:g}.")
+
+    return _create(request, db, who, form, change, refusal="Nothing was set")
+
+
+def _name(form: Form) -> str:
+    project = form.required("project")
+    if not re.fullmatch(dependencies.NAME, project):
+        raise Refused(422, "bad_form", f"project: {project[:63]} is no name of a project")
+    return project
+
+
 @router.post("/settings/webhooks")
 def create_webhook(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
     """Create a webhook; its signing key is on this page and nowhere else."""
@@ -188,18 +238,22 @@ def _find_hook(db: Database, hook_id: str, who: Caller) -> Webhook:
     return hook
 
 
-def _create(request: Request, db: Database, who: Caller, form: Form, create: Callable[[], Notice]) -> Response:
-    """The page with what was created, or with why not and with what was typed."""
+def _create(
+    request: Request, db: Database, who: Caller, form: Form, create: Callable[[], Notice], *,
+    refusal: str = "Nothing was created",
+) -> Response:  # fmt: skip
+    """The page with what was created or set, or with why not and with what was typed."""
     try:
         return _page(request, db, who, notice=create())
     except ValidationError as error:
         refused = refuse_invalid(error)
     except Refused as error:
-        if error.status not in (409, 422):
+        if error.status not in (404, 409, 422):
             raise
         refused = error
-    reasons = "; ".join([refused.message, *(f"{fault.path}: {fault.message}" for fault in refused.faults)])
-    notice = Notice(text=f"Nothing was created: {reasons}", good=False)
+    # Where the faults are the message, they would be read twice.
+    told = [f"{fault.path}: {fault.message}" for fault in refused.faults if fault.message not in refused.message]
+    notice = Notice(text="; ".join([f"{refusal}: {refused.message}", *told]), good=False)
     return _page(request, db, who, notice=notice, typed=form, status_code=refused.status)
 
 

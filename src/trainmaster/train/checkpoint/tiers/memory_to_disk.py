@@ -59,7 +59,9 @@ def copy_files(source: Path, draft: Path, mine: Mapping[str, FileRecord], *, thr
     reach("save:shards")
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            yield piece
+def _pieces(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file; each piece is there until the next one is asked for."""
+    room = memoryview(bytearray(_PIECE_BYTES))  # used again and not taken anew for each piece
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(room):
+            yield room[:count]

@@ -1,0 +1,71 @@
+"""Caps and shares of projects: seen and set in Settings, seen in Queue, and named where one is spent."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from starlette.testclient import TestClient
+
+from trainmaster.core.roles import Role
+from trainmaster.store import audit, costs
+from trainmaster.store.capacity import devices
+from trainmaster.store.database import Database
+from trainmaster.web.app import create_app
+from web.conftest import BASE, LOCAL
+from web.furnished import issue
+from web.test_cost_page import HOUR, run
+
+
+def projects_card(client: TestClient) -> str:
+    return client.get("/settings").text.partition('id="projects"')[2].partition("</section>")[0]
+
+
+def test_a_cap_is_set_seen_with_what_is_used_of_it_and_removed(db: Database, client: TestClient) -> None:
+    run(db, cents=500, start=datetime.now(UTC) - HOUR, project="lab")
+    set_cap = client.post("/settings/budgets", data={"project": "lab", "dollars": "12.5", "period": "total"})
+    assert set_cap.status_code == 200 and "Project lab may spend $12.50 in all." in set_cap.text
+    assert "$5.00 of $12.50" in projects_card(client)
+    for typed in ("1e3", "-1", "1.234", "much"):
+        bad = client.post("/settings/budgets", data={"project": "lab", "dollars": typed, "period": "total"})
+        assert bad.status_code == 422 and "Nothing was set: dollars:" in bad.text and f'value="{typed}"' in bad.text
+    assert client.post("/settings/budgets", data={"project": "a b", "dollars": "1"}).status_code == 422
+    gone = client.post("/settings/budgets", data={"project": "lab", "dollars": "", "period": "total"})
+    assert gone.status_code == 200 and "$12.50" not in projects_card(client)
+    assert client.post("/settings/budgets", data={"project": "lab", "dollars": ""}).status_code == 404
+    assert [entry.action for entry in audit.list_audit(db)] == ["budget.remove", "budget.set"]
+
+
+def test_a_share_is_set_and_seen_in_settings_and_queue(db: Database, client: TestClient) -> None:
+    done = client.post("/settings/shares", data={"project": "lab", "quota": "1", "weight": "2"})
+    assert done.status_code == 200 and "Project lab may hold 1 device at once, with weight 2." in done.text
+    assert "0 of 1<" in projects_card(client)
+    queue = client.get("/queue").text.partition('id="shares"')[2].partition("</section>")[0]
+    assert ">lab<" in queue and ">1<" in queue
+    for field, value in (("quota", "-1"), ("weight", "0"), ("weight", "heavy"), ("weight", "nan"), ("project", "")):
+        typed = {"project": "lab", "quota": "1", "weight": "1", field: value}
+        assert client.post("/settings/shares", data=typed).status_code == 422, (field, value)
+    assert devices.list_shares(db)["lab"].quota == 1
+    assert [entry.action for entry in audit.list_audit(db)] == ["share.set"]
+
+
+def test_an_admin_of_a_project_sets_its_cap_alone(db: Database, tmp_path: Path) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True)
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        client.headers.update(issue(db, "ann", Role.ADMIN, "lab"))
+        assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 200
+        assert client.post("/settings/budgets", data={"project": "other", "dollars": "1"}).status_code == 403
+        assert client.post("/settings/shares", data={"project": "lab", "quota": "1"}).status_code == 403
+        assert "set-share" not in client.get("/settings").text
+        client.headers.update(issue(db, "bob", Role.USER, "lab"))
+        assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 403
+
+
+def test_a_resume_over_the_budget_says_what_to_do_and_leads_back(db: Database, client: TestClient) -> None:
+    story = run(db, cents=500, start=datetime.now(UTC) - HOUR, project="lab", target="slurm")
+    with db.write() as conn:
+        costs.set_budget(conn, "lab", "month", 100, at=datetime.now(UTC))
+    refused = client.post(f"/jobs/{story.id}/rerun")
+    assert refused.status_code == 402, refused.text
+    assert "--set-cap lab=DOLLARS/month" in refused.text and "of $1.00" in refused.text
+    assert 'href="/cost?project=lab"' in refused.text and f'href="/jobs/{story.id}"' in refused.text

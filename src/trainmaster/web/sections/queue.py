@@ -12,8 +12,8 @@ from trainmaster.web.sections.form import link
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
-_FRESH_S = 2.0  # as often as a queue asks for its devices
-_MOST = 100
+FRESH_S = 2.0  # as often as a queue asks for its devices
+MOST = 100
 _MOST_MACHINES = 200
 
 
@@ -25,13 +25,13 @@ def show_queue(
     """Jobs of the caller's project that wait, or of all; devices of others are shown as taken."""
     seen, home = who.project, request.app.state.home if who.project is None else None
     page = kept.read(
-        ("queue", seen, offset), lambda: queue.read(db, project=seen, limit=_MOST, offset=offset), for_s=_FRESH_S
+        ("queue", seen, offset), lambda: queue.read(db, project=seen, limit=MOST, offset=offset), for_s=FRESH_S
     )
     others = 0
     if seen is not None:
-        others = kept.read(("others in the queue", seen), lambda: queue.count_others(db, project=seen), for_s=_FRESH_S)
+        others = kept.read(("others in the queue", seen), lambda: queue.count_others(db, project=seen), for_s=FRESH_S)
     before = queue.describe_before(page)
-    held = kept.read(("machines", seen), lambda: machines.read(db, home=home, project=seen), for_s=_FRESH_S)
+    held = kept.read(("machines", seen), lambda: machines.read(db, home=home, project=seen), for_s=FRESH_S)
     given = [(machine, *machines.fold(machine)) for machine in held.machines if machine.devices or machine.closed]
     template = "queue_part.html" if part else "queue.html"
     return render(

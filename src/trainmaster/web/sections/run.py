@@ -13,14 +13,18 @@ from starlette.responses import Response, StreamingResponse
 from trainmaster.api.events import Events
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.roles import Role
-from trainmaster.pages import artifacts, deliveries, events, job_cost, transitions
+from trainmaster.core.states import Stage
+from trainmaster.pages import artifacts, deliveries, events, job_cost, queue, transitions
 from trainmaster.pages.parts.downsample import sick_text
 from trainmaster.report import html
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
+from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, rows
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import not_found
+from trainmaster.web.kept import Kept
+from trainmaster.web.sections.queue import FRESH_S, MOST
 from trainmaster.web.templating import render
 
 FINAL = "Trainmaster-Final"  # a header that stops the polling of live.js
@@ -49,17 +53,19 @@ BINS: dict[str, Any] = {
 
 @router.get("/jobs/{uuid}")
 def overview(
-    row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer
-) -> Response:
-    return _overview("run.html", row.id, live, ledgers, who)
+    *, row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer,
+    db: dependencies.Db, kept: dependencies.Answers,
+) -> Response:  # fmt: skip
+    return _overview("run.html", row.id, live, ledgers, who, waiting=_find_place(db, kept, row))
 
 
 @router.get("/jobs/{uuid}/part")
 def part(
-    row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer
-) -> Response:
+    *, row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer,
+    db: dependencies.Db, kept: dependencies.Answers,
+) -> Response:  # fmt: skip
     """The fragment that an open page replaces every two seconds."""
-    return _overview("run_part.html", row.id, live, ledgers, who)
+    return _overview("run_part.html", row.id, live, ledgers, who, waiting=_find_place(db, kept, row))
 
 
 @router.get("/jobs/{uuid}/curves.csv")
@@ -104,14 +110,24 @@ def detail(
     return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
 
 
-def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller) -> Response:
+def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:
+    """The line of a waiting job among those of its project, where it is one of the first, and what is before it."""
+    if row.stage is not Stage.QUEUED:
+        return None
+    key = ("queue", row.project, 0)  # as the page Queue of the project keeps it
+    page = kept.read(key, lambda: queue.read(db, project=row.project, limit=MOST), for_s=FRESH_S)
+    line = next((each for each in page.jobs if each.job_id == row.id), None)
+    return {"line": line, "before": queue.describe_before(page).get(row.id, "")}
+
+
+def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller, *, waiting: Any) -> Response:
     page, whole = live.glance(job_id)
     if page is None:
         raise not_found(job_id)
     goodput, goodput_whole = ledgers.glance(job_id)
     answer = render(
         template, whole=whole and goodput_whole, goodput=goodput, tab="", tabs=TABS, who=who,
-        may_act=who.may(Role.USER), **html.context(page), **BINS,
+        may_act=who.may(Role.USER), waiting=waiting, **html.context(page), **BINS,
     )  # fmt: skip
     if page.status.final and whole and goodput_whole:
         answer.headers[FINAL] = "1"

@@ -177,7 +177,7 @@ export class Strips {
     if (this.at === null) {
       const cents = cells.reduce((sum, c) => (c.cents === null ? null : sum + c.cents), 0);
       canvas.setAttribute("aria-label", `What the GPUs did over ${clock(this.end)}. The table below has the sums. Arrows read, ${this.on.shared() ? "plus and minus zoom, 0 shows all." : "over steps above."}`);
-      return `${clock(this.end)} from submission${cents === null || !cents ? "" : `, ${dollars(cents)}`}${this.on.shared() ? "" : "; choose time above for one axis with the curves"}`;
+      return `${clock(this.end)} from submission${cents === null || !cents ? "" : `, ${dollars(cents)}`}${this.on.shared() || !document.querySelector("#curves figure, #curves-axis") ? "" : "; choose time above for one axis with the curves"}`;
     }
     const cell = cells.find((c) => c.start_s <= this.at && this.at < c.end_s) || cells[cells.length - 1];
     const bins = Object.entries(cell.shares).sort((a, b) => b[1] - a[1]).map(([name, share]) => `${this.words[name]?.[0] ?? name}${percent(share)}`);

@@ -324,7 +324,6 @@ def _page(
         size=_AUDIT,
         link=link,
         place_of=_place_of,
-        notify_file=request.app.state.home / "notify.yaml",
         has_link=has_link,
     )
 
@@ -360,7 +359,7 @@ def _channels(request: Request) -> tuple[tuple[tuple[str, channels.Channel], ...
     try:
         config = channels.load(request.app.state.home)
     except UsageError as error:
-        return (), str(error), True
+        return (), str(error).replace(str(request.app.state.home), "HOME"), True
     return tuple(config.channels.items()), "", bool(config.link)
 
 

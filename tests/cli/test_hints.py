@@ -149,7 +149,7 @@ def test_who_submitted_a_job_and_where_it_runs_is_shown(home: Path) -> None:
     assert "2026-11-17" in shown.stdout and "by ada, project default" in shown.stdout
     assert ["target", "local"] in [line.split() for line in shown.stdout.splitlines()]
     assert json.loads(invoke("show", "twice", "--json", "--home", home).stdout)["submitted_by"] == "ada"
-    assert "from the command line" in invoke("show", f"0{JOB[1:]}", "--home", home).stdout
+    assert "by local" in invoke("show", f"0{JOB[1:]}", "--home", home).stdout
 
 
 def test_of_two_jobs_with_one_name_the_one_that_is_meant_is_named(home: Path) -> None:

@@ -127,6 +127,8 @@ QUERIES = {
 FORMS: dict[str, str | tuple[str, ...]] = {
     "POST /nodes/drain": ("node={node}", "node={machine}&reason=a+fan"),
     "POST /nodes/readmit": ("node={node}", "node={machine}"),
+    "POST /settings/budgets": "project={project}&dollars=12.50&period=month",
+    "POST /settings/shares": "project={project}&quota=1&weight=2",
     "POST /settings/tokens": "name=form-{any}&role=admin&project={project}",
     "POST /settings/tokens/revoke": "name=spare-{project}",
     "POST /settings/webhooks": "url=https://h.example.org/y&project={project}",

@@ -58,7 +58,12 @@ def test_a_page_without_prices_has_no_column_of_money(db: Database, client: Test
     for by in ("ann", "bob"):
         run(db, cents=0, start=now - 2 * HOUR, by=by, target="local")
     run(db, cents=0, start=now - HOUR, by="ann", target="local", over=False)
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "month", 500_000, at=now)
     main = client.get("/cost?month=all").text.partition("<main")[2]
+    card = main.partition('id="budgets"')[2].partition("</section>")[0]
+    assert card.count("unknown") == 3 and "$5,000.00" in card and "$0.00" not in card
+    main = main.replace(card, "")
     money = main.partition('id="goodput"')[0].replace("so what it cost is unknown", "")  # below, a bin is called so
     assert "unknown" not in money and "$0.00" not in main
     assert main.count("price_per_hour") == 1 and "GPU hours" in main

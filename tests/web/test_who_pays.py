@@ -74,7 +74,7 @@ def test_the_queue_names_the_submitter_and_the_stated_price(db: Database, client
     priced, other = queued(db, by="ana-laptop", price=12.5), queued(db, by=None)
     text = client.get("/queue").text
     assert "ana-laptop" in row(text, priced.id) and "$12.50 an hour" in row(text, priced.id)
-    assert "command line" in row(text, other.id) and "price unknown" in row(text, other.id)
+    assert ">local<" in row(text, other.id) and "price unknown" in row(text, other.id)
     text = client.get("/").text
     assert "at $12.50 an hour" in row(text, priced.id)
     assert "unknown" in row(text, other.id) and "$" not in row(text, other.id)
@@ -104,7 +104,11 @@ def test_a_cost_under_a_cent_reads_the_same_everywhere(db: Database, client: Tes
         assert "under $0.01" in row(client.get(path).text, story.id), path
     text = client.get("/cost").text
     figures = text.split("<dt>End of this month")[0]
-    assert "under $0.01" in figures and "$0.00" not in figures and f"Added up at {datetime.now(UTC):%Y-%m-%d}" in text
+    assert (
+        "under $0.01" in figures
+        and "$0.00" not in figures
+        and f"All figures are of {datetime.now(UTC):%Y-%m-%d}" in text
+    )
     for path in (f"/jobs/{story.id}", "/nodes"):
         assert "under $0.01 an hour, under $0.01 so far" in client.get(path).text, path
     assert "<dt>So far</dt><dd>under $0.01</dd>" in client.get(f"/jobs/{story.id}/cost").text
@@ -126,7 +130,7 @@ def test_nodes_on_the_command_line_name_the_submitter_and_the_price(
     ((use,),) = [machine.used_by for machine in machines.read(db).machines]
     assert (use.submitted_by, use.price_cents_per_hour) == (None, 150.0)
     _print(machines.read(db))
-    assert "command line" in capsys.readouterr().out
+    assert "local" in capsys.readouterr().out
     assert machines.read(db, project="other").machines == ()
 
 
@@ -134,9 +138,9 @@ def test_who_submitted_is_worded_in_one_way(db: Database, client: TestClient) ->
     story = running(db, cents=150, by=None)
     for path in ("/", "/cost", f"/jobs/{story.id}", "/nodes"):
         text = client.get(path).text
-        assert "command line" in text and "by command line" not in text, path
+        assert ("command line" not in text and ">local<" in text) or "by local" in text, path
     shown = job.read(db, story.id)
-    assert shown is not None and " from the command line, " in str(_submitted(shown))
+    assert shown is not None and " by local, " in str(_submitted(shown))
 
 
 @pytest.mark.parametrize(("device", "word"), [("cpu", "slot"), ("cuda", "GPU"), (None, "GPU")])

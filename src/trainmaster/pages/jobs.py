@@ -16,7 +16,8 @@ from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import audit, events
 from trainmaster.store.attempts import list_machines
 from trainmaster.store.database import Database
-from trainmaster.store.jobs import count_by_status, count_jobs, list_jobs
+from trainmaster.store.jobs import count_by_status, list_jobs
+from trainmaster.store.page_rows.runs import count_found
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
@@ -53,10 +54,12 @@ def read(
         )
         now = now or datetime.now(UTC)
         shown = lines(db, rows, now=now)
-        counts = {word.value: count for word, count in count_by_status(db, project=project).items()}
+        if (find, by, name) == (None, None, None):
+            each = count_by_status(db, project=project)
+        else:
+            each = count_found(db, project=project, word=find, by=by, name=name)
+        counts = {word.value: count for word, count in each.items()}
         total = counts[status.value] if status else sum(counts.values())
-        if (find, by, name) != (None, None, None):
-            total = count_jobs(db, status=status, project=project, word=find, by=by, name=name)
     return JobsPage(
         jobs=shown,
         total=total,

@@ -167,7 +167,7 @@ def _name(job: JobName | None) -> str | None:
 def _submitted(page: JobPage) -> str | None:
     if page.created_at is None:
         return None
-    by = f"{'by' if page.submitted_by else 'from the'} {escape(submitter(page.submitted_by))}"
+    by = f"by {escape(submitter(page.submitted_by))}"
     return f"{page.created_at.astimezone():%Y-%m-%d %H:%M} {by}, project {escape(page.project)}"
 
 

@@ -176,7 +176,7 @@ class _Dispatcher:
             url = config.channels[delivery.channel].url
             return await send.send_apprise(url, title=title, body=text, limit_s=self.pace.apprise_s)
         name = f"{hook.id}.{delivery.id}"
-        body = signing.render_body(message(delivery.news, delivery=name))
+        body = signing.render_body(message(delivery.news, delivery=name, link=config.link))
         try:
             key = await asyncio.to_thread(signing.signing_key, self.home, hook.id)
         except (UsageError, OSError) as error:
@@ -205,8 +205,12 @@ class _Dispatcher:
             )  # fmt: skip
 
 
-def message(row: NewsRow, *, delivery: str) -> dict[str, Any]:
-    """What a webhook is sent. `id` is the news's own; `delivery` is this receiver's, the same at every try."""
+def message(row: NewsRow, *, delivery: str, link: str = "") -> dict[str, Any]:
+    """What a webhook is sent. `id` is the news's own; `delivery` is this receiver's, the same at every try.
+
+    `link` is the address of the server, put before the path of the page; where nobody stated one it is the path.
+    """
+    url = row.payload.get("url")
     return {
         "v": 1,
         "id": row.id,
@@ -215,7 +219,7 @@ def message(row: NewsRow, *, delivery: str) -> dict[str, Any]:
         "project": row.project,
         "job_id": row.job_id,
         "at": row.at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "data": row.payload,
+        "data": {**row.payload, "url": f"{link}{url}"} if url else row.payload,
     }
 
 

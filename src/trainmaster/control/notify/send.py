@@ -101,6 +101,8 @@ async def send_webhook(
         return Sent(error=str(refused), final=True)
     except TimeoutError:
         return Sent(error=f"no answer within {limit_s:g} s")
+    except socket.gaierror:
+        return Sent(error=f"the name {urlsplit(url).hostname} is not known")
     except ModuleNotFoundError:
         return Sent(error="webhooks need packages that are not installed; run: pip install 'trainmaster[server]'")
     except Exception as error:  # whatever a resolver, a socket or a library comes up with

@@ -163,8 +163,8 @@ def round_cents(cents: float | None) -> Cents | None:
 
 
 def submitter(name: str | None) -> str:
-    """Who submitted a job, for people; a job of the command line on the home folder has no name."""
-    return name or "command line"
+    """Who submitted a job, for people. Nobody is named where the server's own user did, whom the audit log calls so."""
+    return name or "local"
 
 
 def spent_words(cents: float | None, *, final: bool) -> str:

@@ -11,7 +11,7 @@ from trainmaster.store.heads import JobHead
 from trainmaster.store.rows import AttemptRow, JobRow
 
 _OF_EVENTS = ("project_started_at", "time_taken", "training_config", "heard_at", "stalled_at")
-_COSTS = ("cost_cents", "forecast_cents", "price_cents_per_hour")
+_COSTS = ("cost_cents", "forecast_cents", "forecast_bound", "price_cents_per_hour")
 _FIGURES = ("step", "steps", "progress", "loss", "tokens_per_s", *_COSTS)
 
 

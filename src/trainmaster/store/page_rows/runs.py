@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, RowMapping, Text, or_, select, type_coerce
+from sqlalchemy import Connection, RowMapping, Text, func, or_, select, type_coerce
 
 from trainmaster.api.compare import Choice
 from trainmaster.api.jobs import JobName
@@ -153,3 +153,14 @@ def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:
             return JobName(id=nearest, name=name)
         row = None if later else conn.execute(select(j.id, j.name).where(j.id == first)).first()
     return JobName(id=row[0], name=row[1]) if row is not None else None
+
+
+def count_found(
+    db: Database, *, project: str | None, word: str | None, by: str | None, name: str | None
+) -> dict[Status, int]:
+    """How many of the jobs that `filter_jobs` lets through each status has."""
+    each = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
+    with db.read() as conn:
+        rows = conn.execute(filter_jobs(each, status=None, project=project, word=word, by=by, name=name))
+        found: dict[str, int] = {row[0]: row[1] for row in rows}
+    return {status: found.get(status.value, 0) for status in Status}

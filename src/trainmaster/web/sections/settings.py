@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,12 +19,14 @@ from trainmaster.api.webhooks import Webhook
 from trainmaster.control.notify import channels, trial
 from trainmaster.control.notify.send import Sent
 from trainmaster.core.errors import UsageError
+from trainmaster.core.ids import is_uuid
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, people, tokens, webhooks
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows.projects import list_granted
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
@@ -49,6 +52,8 @@ class Notice:
     text: str
     good: bool = True
     secret: str | None = None
+    next: str | None = None  # what the owner of the secret types
+    grant: str | None = None  # a project that may use no target yet
 
 
 @router.get("/settings")
@@ -69,9 +74,32 @@ def create_token(request: Request, db: dependencies.Db, who: dependencies.Admin,
             {"name": form.text("name"), "role": form.text("role"), "project": form.text("project") or None}
         )
         made = _plain(tokens_api.create_token(wish, db, who))
-        return Notice(text=f"Token of {made['name']}. It is shown only now: copy it.", secret=made["token"])
+        return Notice(
+            text=f"Token of {made['name']}. It is shown only now: copy it.",
+            secret=made["token"],
+            next=_say_next(request),
+            grant=wish.project if wish.role is not Role.VIEWER and _lacks_target(request, db, wish.project) else None,
+        )
 
     return _create(request, db, who, form, create)
+
+
+def _say_next(request: Request) -> str:
+    """The first commands of somebody who was given a token, as docs/guides/server.md has them."""
+    server = str(request.base_url).rstrip("/")
+    return (
+        "(umask 077; cat > ~/.trainmaster-token)    # paste the token, then Ctrl-D\n"
+        f"export TRAINMASTER_SERVER={shlex.quote(server)} TRAINMASTER_TOKEN_FILE=~/.trainmaster-token\n"
+        "trainmaster jobs"
+    )
+
+
+def _lacks_target(request: Request, db: Database, project: str | None) -> bool:
+    """Whether jobs of a project are refused on every target, because none was granted to it."""
+    if project is None or request.app.state.trust_jobs:
+        return False
+    with db.read() as conn:
+        return not list_granted(conn, project=project)
 
 
 @router.post("/settings/tokens/revoke")
@@ -88,7 +116,8 @@ def create_own_token(request: Request, db: dependencies.Db, who: dependencies.Us
     def create() -> Notice:
         wish = tokens_api.TokenWish(name=form.text("name"), role=who.role, project=who.project)
         made = tokens_api.issue(db, wish, by=who.name, person=session.person)
-        return Notice(text=f"Token {wish.name} of yours. It is shown only now: copy it.", secret=made)
+        text = f"Token {wish.name} of yours. It is shown only now: copy it."
+        return Notice(text=text, secret=made, next=_say_next(request))
 
     return _create(request, db, who, form, create)
 
@@ -267,7 +296,7 @@ def _page(
         with db.read() as conn:
             hooks = webhooks.list_webhooks(conn, project=who.project)
     entries = audit.list_audit(db, subject=subject or None, limit=_AUDIT + 1, offset=offset) if operator else []
-    names, trouble = _channels(request) if operator else ((), "")
+    names, trouble, has_link = _channels(request) if operator else ((), "", True)
     return render(
         "settings.html",
         who=who,
@@ -294,7 +323,19 @@ def _page(
         subject=subject,
         size=_AUDIT,
         link=link,
+        place_of=_place_of,
+        has_link=has_link,
     )
+
+
+def _place_of(subject: str) -> str | None:
+    """The page of what an entry of the audit log is about."""
+    kind, _, name = subject.partition(":")
+    if kind in ("job", "set") and is_uuid(name):
+        return f"/{kind}s/{name}"
+    if kind == "node" and name:
+        return link("/nodes/one", node=name)
+    return {"token": "/settings#tokens", "budget": "/settings#projects", "share": "/settings#projects"}.get(kind)
 
 
 def _sessions(request: Request, db: Database) -> list[people.Session] | None:
@@ -310,12 +351,16 @@ def _failing(db: Database, hooks: Sequence[Webhook]) -> dict[str, Any]:
     return {hook: rows[0] for hook, rows in newest.items() if rows}
 
 
-def _channels(request: Request) -> tuple[tuple[tuple[str, channels.Channel], ...], str]:
-    """The channels by name, or why they cannot be read. Their URLs are secrets, and shown to nobody."""
+def _channels(request: Request) -> tuple[tuple[tuple[str, channels.Channel], ...], str, bool]:
+    """The channels by name, or why they cannot be read, and whether messages have the address of this server.
+
+    Their URLs are secrets, and shown to nobody.
+    """
     try:
-        return tuple(channels.load(request.app.state.home).channels.items()), ""
+        config = channels.load(request.app.state.home)
     except UsageError as error:
-        return (), str(error).replace(str(request.app.state.home), "HOME")
+        return (), str(error).replace(str(request.app.state.home), "HOME"), True
+    return tuple(config.channels.items()), "", bool(config.link)
 
 
 def _plain(answer: Response) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def show_history(
     page = node_history.read(db, node=node, gpu=gpu or None, home=home, project=who.project)
     if not page.lines and not page.used_by and page.out_since is None:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
-    return render("node.html", page=page, home=home, names=target_names.read(db), who=who, **_WORDS)
+    return render("node.html", page=page, names=target_names.read(db), who=who, **_WORDS)
 
 
 @router.get("/nodes/drain")

@@ -125,7 +125,7 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
         port = free.getsockname()[1]
     bin_, here = Path(python).parent, work.resolve()
     at = ["--host", "127.0.0.1", "--port", str(port)]
-    # On a busy machine its four workers take longer to start than the 5 s after which it ends them, for ever.
+    # On a busy machine its four workers take longer to start than the 5 s after which it would end them, each time.
     patient = ["--uvicorn-opts", "--timeout-worker-healthcheck 120"]
     command = {
         "trainmaster": [bin_ / "trainmaster", "serve", "--home", here, "--trust-loopback", *at],

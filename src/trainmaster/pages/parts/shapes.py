@@ -12,7 +12,8 @@ from trainmaster.store.rows import AttemptRow, JobRow
 
 _OF_EVENTS = ("project_started_at", "time_taken", "training_config", "heard_at", "stalled_at")
 _COSTS = ("cost_cents", "forecast_cents", "forecast_bound", "price_cents_per_hour")
-_FIGURES = ("step", "steps", "progress", "loss", "tokens_per_s", *_COSTS)
+_OF_SPEC = ("resume_from", "again_of")
+_FIGURES = ("step", "steps", "progress", "loss", "loss_text", "tokens_per_s", *_COSTS, *_OF_SPEC)
 
 
 def job(row: JobRow | JobHead) -> Job:

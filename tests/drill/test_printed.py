@@ -224,3 +224,8 @@ def test_what_a_script_prints_tells_what_it_lost(
     others.pop("printed", None)
     assert others == {}, others
     assert (proof.overall is Overall.PASS) == (None in outcomes)
+
+
+def test_lines_with_a_hash_are_no_others_with_a_number() -> None:
+    one, other = printed.parse(["5 6", "# 7"])
+    assert one.words != other.words and (len(one.numbers), len(other.numbers)) == (2, 1)

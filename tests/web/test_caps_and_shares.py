@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
 from starlette.testclient import TestClient
 
 from trainmaster.core.roles import Role
@@ -69,3 +70,11 @@ def test_a_resume_over_the_budget_says_what_to_do_and_leads_back(db: Database, c
     assert refused.status_code == 402, refused.text
     assert "--set-cap lab=DOLLARS/month" in refused.text and "of $1.00" in refused.text
     assert 'href="/cost?project=lab"' in refused.text and f'href="/jobs/{story.id}"' in refused.text
+
+
+@pytest.mark.parametrize("path", ["/settings/shares", "/settings/budgets"])
+def test_a_secret_is_no_name_of_a_project(client: TestClient, db: Database, path: str) -> None:
+    secret = "ghp_" + "A1b2" * 9
+    answer = client.post(path, data={"project": secret, "dollars": "5", "weight": "2", "period": "month"})
+    assert answer.status_code == 422 and "looks like a secret" in answer.text
+    assert secret not in client.get("/settings").text

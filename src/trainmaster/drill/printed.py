@@ -58,7 +58,7 @@ _SHOWN = 60  # characters of the words before a number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """One printed line: its words, with # for each number, and the numbers."""
+    """One printed line: its words, with NUL for each number, and the numbers."""
 
     words: str
     numbers: tuple[float, ...]
@@ -160,7 +160,7 @@ def _tell(others: Sequence[_Other], compared: int) -> Finding:
 
 def _name(line: Said, place: int) -> str:
     """A number with the words before it; a whole line could hold what is nobody's business."""
-    words = line.before[place][-_SHOWN:] or line.words.partition("#")[0][-_SHOWN:]
+    words = line.before[place][-_SHOWN:] or line.words.partition("\0")[0][-_SHOWN:]
     return f"{words} {line.written[place]}".strip()
 
 
@@ -284,7 +284,7 @@ def parse(lines: Sequence[str]) -> Iterator[Said]:
             mean = before and gap.strip() == "("  # `Loss 2.31 (2.40)`
             before.append(f"average {before[-1]}" if mean else _BETWEEN.split(gap)[-1].strip(" '\":="))
         yield Said(
-            words="#".join(" ".join(gap.split()) for gap in gaps),
+            words="\0".join(" ".join(gap.split()) for gap in gaps),
             numbers=tuple(float(number[0].replace(",", "").replace("_", "")) for number in found),
             written=tuple(number[0] for number in found),
             before=tuple(before),

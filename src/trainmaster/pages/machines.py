@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,6 @@ from trainmaster.store import nodes
 from trainmaster.store.capacity import devices, queue
 from trainmaster.store.capacity import machines as store
 from trainmaster.store.capacity.devices import DeviceRow
-from trainmaster.store.capacity.held import find_held
-from trainmaster.store.capacity.machines import MachineRow
 from trainmaster.store.capacity.queue import Holder
 from trainmaster.store.database import Database
 from trainmaster.store.nodes import NodeCheck
@@ -74,7 +72,6 @@ def read(
         checks = nodes.list_newest_checks(conn, project=project)
         standing = node_standing.read(conn, history, project=project)
         attempts = [holder for holder in nodes.list_placed(conn, project=project) if holder.open]
-    held = _find_held(db, rows, closed.values(), now=now or datetime.now(UTC))
     journal, out = newest_entries(history), read_out(home) if home is not None else {}
     checked = {
         name: _checked(checks.get(name), journal.get(name, ()), standing.get(name, [])) for name in (*checks, *journal)
@@ -99,7 +96,7 @@ def read(
             checked_at=checked[machine][1] if machine in checked else None,
             closed=store.explain(closed[place, machine], words=home is not None)
             if (place, machine) in closed
-            else held.get((place, machine)),
+            else None,
             drained_at=closed[place, machine].drained_at if (place, machine) in closed else None,
             drained_by=closed[place, machine].drained_by if (place, machine) in closed and project is None else None,
             used_by=uses.get(machine, ()) if not some else (),
@@ -124,19 +121,6 @@ def read(
             )
         )
     return MachinesPage(machines=tuple(lines), made_at=now or datetime.now(UTC))
-
-
-def _find_held(
-    db: Database, rows: Sequence[DeviceRow], closed: Collection[MachineRow], *, now: datetime
-) -> dict[tuple[str, str], str]:
-    """By place and machine: why the queue gives it no jobs for a while."""
-    found: dict[tuple[str, str], str] = {}
-    with db.read() as conn:
-        for place in {row.place for row in rows}:
-            here = [row for row in rows if row.place == place]
-            shut = [row for row in closed if row.place == place]
-            found |= {(place, name): why for name, why in find_held(conn, here, shut, now=now).items()}
-    return found
 
 
 def _list_uses(attempts: Sequence[nodes.Holder], prices: Mapping[str, Price]) -> dict[str, tuple[MachineUse, ...]]:

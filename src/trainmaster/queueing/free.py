@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainmaster.queueing.state import Assigned, Kind, Machine, Need, Running
@@ -21,6 +21,7 @@ class Free:
             for machine in machines
             if not machine.closed
         }
+        self.suspects = frozenset(machine.name for machine in machines if machine.suspect)
         self.counts: Counts = {name: len(devices) for name, devices in self._devices.items()}
 
     @property
@@ -37,9 +38,18 @@ class Free:
         return taken
 
 
-def choose(need: Need, counts: Mapping[str, int], prefers: Sequence[str] = ()) -> list[str] | None:
+def choose(
+    need: Need, counts: Mapping[str, int], prefers: Sequence[str] = (), last: Collection[str] = ()
+) -> list[str] | None:
     """Machines for a job, or None where they are too few: first those that it prefers, then those with the least room
-    left over, so that large jobs find whole machines."""
+    left over, so that large jobs find whole machines. Those of `last` only where the others are too few."""
+    if last and (without := {name: count for name, count in counts.items() if name not in last}):
+        found = choose(need, without, prefers)
+        if found is not None:
+            return found
+        # As few of the others as it takes: a job may need more machines than are not suspected.
+        near = [name for name, count in without.items() if count >= need.each][: need.nodes - 1]
+        prefers = [*near, *(name for name in prefers if name not in near and name not in last)]
     each = need.each
     if near := [name for name in prefers if counts.get(name, 0) >= each][: need.nodes]:
         others = {name: count for name, count in counts.items() if name not in near}

@@ -131,7 +131,7 @@ class _Table:
         if shape in self._unfit:  # devices only get fewer during a pass
             return None
         counts = self.free.counts if reserved is None or passes else reserved.limit(self.free.counts)
-        names = choose(need, counts, job.prefers)
+        names = choose(need, counts, job.prefers, self.free.suspects)
         if names is None:
             self._unfit[shape] = True
             if reserved is None:

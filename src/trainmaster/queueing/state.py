@@ -51,6 +51,7 @@ class Machine:
     slots: tuple[str, ...] = ()
     used: Mapping[str, str] = field(default_factory=dict)  # device → who uses it besides us, and must be waited for
     closed: str = ""  # why it takes no jobs now
+    suspect: bool = False  # its newest pre-flight failed: jobs get it last
     unknown: bool = False  # it never said which GPUs it has: there may be some
 
     def devices(self, kind: Kind) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -43,9 +43,9 @@ def find_kinds(devices: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> fr
 
 
 def to_machines(
-    rows: Iterable[DeviceRow], closed: Iterable[MachineRow], held: Mapping[str, str] | None = None
+    rows: Iterable[DeviceRow], closed: Iterable[MachineRow], suspects: Collection[str] = ()
 ) -> tuple[Machine, ...]:
-    """Machines of one place for the queue. `held`: why a machine gets no jobs for a while."""
+    """Machines of one place for the queue. `suspects`: those that jobs get last."""
     names: dict[str, list[DeviceRow]] = {}
     for row in rows:
         names.setdefault(row.machine, []).append(row)
@@ -56,7 +56,8 @@ def to_machines(
             gpus=tuple(row.device for row in names.get(name, ()) if row.kind == "gpu"),
             slots=tuple(row.device for row in names.get(name, ()) if row.kind == "slot"),
             used={row.device: row.used for row in names.get(name, ()) if row.used is not None and row.attempt is None},
-            closed=explain(why[name]) if name in why else (held or {}).get(name, ""),
+            closed=explain(why[name]) if name in why else "",
+            suspect=name in suspects,
             unknown=name in why and why[name].unknown is not None,
         )
         for name in dict.fromkeys([*names, *why])

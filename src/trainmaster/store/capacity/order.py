@@ -19,8 +19,8 @@ from trainmaster.queueing.schedule import schedule
 from trainmaster.queueing.state import Decisions, Rules, State, Wait
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, machines, queue
-from trainmaster.store.capacity.held import find_held
 from trainmaster.store.capacity.queue import WaitingRow
+from trainmaster.store.capacity.suspect import find_suspects
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
 
@@ -53,7 +53,7 @@ def decide(
         waiting = queue.to_waiting(rows, machines.find_kinds(kept, closed))
         running = queue.list_holders(db, kept, now=now) if waiting else ()
         shares = devices.list_shares(db) if waiting else {}
-        suspects = find_held(conn, kept, closed, now=now) if waiting else {}
+        suspects = find_suspects(conn, kept, now=now) if waiting else ()
     held = {job.job: late for job in waiting if late and job.need.kind == "gpu"}
     if drained := next((row for row in closed if row.machine == alone and row.drained is not None), None):
         need = {job.job for job in waiting}

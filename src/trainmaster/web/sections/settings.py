@@ -202,7 +202,10 @@ def _name(form: Form) -> str:
     project = form.required("project")
     if not re.fullmatch(dependencies.NAME, project):
         raise Refused(422, "bad_form", f"project: {project[:63]} is no name of a project")
-    return project
+    try:
+        return dependencies.refuse_secret(project)
+    except ValueError as error:
+        raise Refused(422, "bad_form", f"project: {error}") from None
 
 
 @router.post("/settings/webhooks")

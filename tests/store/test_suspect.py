@@ -1,0 +1,88 @@
+"""A machine whose newest pre-flight failed is given out last for a while."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import insert
+
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage
+from trainmaster.queueing.state import Device
+from trainmaster.store import attempts, jobs
+from trainmaster.store import tables as t
+from trainmaster.store.capacity import devices, order, queue
+from trainmaster.store.capacity.suspect import LASTS, find_suspects
+from trainmaster.store.database import Database
+
+NOW = datetime(2026, 11, 19, 5, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def place(any_db: Database) -> Database:
+    with any_db.write() as conn:
+        devices.record(conn, "a", "gpu", [Device(id=f"GPU-{n}", machine=f"m{n}") for n in range(3)], at=NOW)
+    return any_db
+
+
+def check(db: Database, number: int, ago: timedelta, **verdicts: str) -> None:
+    """The pre-flight of a job on several machines."""
+    job_id, at = f"{number:08}-0000-4000-8000-000000000000", NOW - ago
+    with db.write() as conn:
+        jobs.insert_job(conn, job_id, parse_spec({"name": "a", "command": ["x"]}), at=at)
+        attempt = attempts.insert_attempt(conn, job_id, 1, handle={}, at=at)
+        jobs.advance(conn, job_id, seen=Stage.QUEUED, to=Stage.RUNNING, at=at)
+        for node, verdict in verdicts.items():
+            for name, said in (("gpu_count", "pass"), ("gpu_ecc", verdict)):
+                row = {"attempt": attempt, "node": node, "check": name, "verdict": said, "findings": [], "at": at}
+                conn.execute(insert(t.check_results).values(row))
+
+
+def suspects(db: Database, now: datetime = NOW) -> list[str]:
+    with db.read() as conn:
+        return sorted(find_suspects(conn, devices.list_devices(db), now=now))
+
+
+def test_it_is_suspect_until_a_pre_flight_passes(place: Database) -> None:
+    check(place, 1, timedelta(minutes=3), m0="pass", m1="fail", m2="warn")
+    assert suspects(place) == ["m1"]
+    check(place, 2, timedelta(minutes=2), m1="error")  # it was not measured: neither good nor bad
+    assert suspects(place) == []
+    check(place, 3, timedelta(minutes=1), m1="fail")
+    assert suspects(place) == ["m1"]
+    check(place, 4, timedelta(), m1="pass")
+    assert suspects(place) == []
+
+
+@pytest.mark.parametrize("ahead", [timedelta(), timedelta(days=400)])
+def test_it_is_one_as_any_other_after_a_while(place: Database, ahead: timedelta) -> None:
+    """Also where the clock of the node is ahead: or one line of a job would count for ever."""
+    check(place, 1, timedelta(), m1="fail")
+    with place.write() as conn:
+        conn.execute(t.check_results.update().values(at=NOW + ahead))
+    assert suspects(place, NOW + LASTS - timedelta(seconds=1)) == ["m1"]
+    assert suspects(place, NOW + LASTS) == []
+
+
+def test_jobs_get_it_last(place: Database) -> None:
+    check(place, 1, timedelta(), m0="fail")
+    check(place, 2, timedelta(), m1="fail")
+    assert start(place, 7, nodes=1) == [["m2"]]
+    assert start(place, 8, nodes=2) == [["m2"], ["m0", "m1"]]  # every job starts that fits
+
+
+def test_a_job_that_needs_more_machines_gets_the_others_first(place: Database) -> None:
+    check(place, 1, timedelta(), m0="fail", m1="fail")
+    ((one, other),) = start(place, 7, nodes=2)
+    assert "m2" in (one, other)
+
+
+def start(db: Database, number: int, *, nodes: int) -> list[list[str]]:
+    """One job more waits; the machines of all that start."""
+    resources = {"nodes": nodes, "processes_per_node": 1}
+    spec = {"name": "a", "command": ["x"], "resources": resources, "target": "ssh:lab"}
+    with db.write() as conn:
+        jobs.insert_job(conn, f"{number:08}-0000-4000-8000-000000000000", parse_spec(spec), at=NOW)
+    decided = order.decide(db, "a", queue.list_waiting(db, driven=False), now=NOW).decisions
+    return [sorted(one.devices) for one in decided.starts]

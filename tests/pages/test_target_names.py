@@ -27,3 +27,11 @@ def test_a_name_is_shown_and_a_long_path_is_cut(db: Database, word: str, shown: 
     with db.write() as conn:
         known_targets.insert_target(conn, "lab", "ssh:/srv/trainmaster/lab.yaml", at=datetime.now(UTC))
     assert target_names.shorten(word, target_names.read(db)) == shown
+
+
+def test_a_project_is_told_no_account_and_no_path() -> None:
+    assert [target_names.of_project(word) for word in ("ann@ssh:/etc/a.yaml", "slurm", "ssh:h.yaml")] == [
+        "ssh",
+        "slurm",
+        "ssh",
+    ]

@@ -231,6 +231,7 @@ def test_the_page_drains_a_machine_of_ssh(client: TestClient, db: Database, tmp_
     (tile,) = node_map.read(db, project="lab").nodes
     page = node_history.read(db, node="gpu-01", project="lab")
     for seen in (tile, page):  # by a user of the project
+        assert seen.target == "ssh"  # the path of the hosts file is the server's
         assert (seen.out_since, seen.out_reason) == (drained.drained_at.isoformat(), None)
     assert node_map.read(db, project="other").counts["out"] == 0
     assert node_history.read(db, node="gpu-01", project="other").out_since is None

@@ -14,6 +14,7 @@ from trainmaster.pages.node_map import add_money, list_uses
 from trainmaster.pages.parts import node_drains, node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
+from trainmaster.pages.parts.target_names import of_project
 from trainmaster.store import nodes as store
 from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
@@ -77,7 +78,7 @@ def read(
         lines=tuple(lines),
         runs=len(runs),
         failed=len(failed),
-        target=target,
+        target=of_project(target) if target is not None and project is not None else target,
         used_by=tuple(add_money(db, uses.get(node, ()), now=now or datetime.now(UTC)).values()),
         out_since=own.drained_at.isoformat() if own is not None and own.drained_at is not None else out,
         out_reason=node_drains.explain(own, elsewhere=here is None and bool(words[node])) if own and asks else None,

@@ -14,6 +14,7 @@ from trainmaster.pages.cost import list_prices, list_spent
 from trainmaster.pages.parts import node_drains, node_health, node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
 from trainmaster.pages.parts.node_standing import ORDER
+from trainmaster.pages.parts.target_names import of_project
 from trainmaster.store import nodes as store
 from trainmaster.store.capacity import machines
 from trainmaster.store.capacity.machines import MachineRow
@@ -81,8 +82,12 @@ def read(
     with db.read() as conn:
         attempts = {checks[name].attempt for name in shown if verdicts[name][1] is None and name in checks}
         findings = {(part.node, part.attempt): part for part in store.list_findings(conn, attempts)}
+    if project is not None:
+        checks = {name: replace(check, target=of_project(check.target)) for name, check in checks.items()}
     known = add_money(db, (use for name in shown for use in uses.get(name, ())), now=now)
     targets = {node: holder.target for holder in reversed(holders) for node in holder.nodes}
+    if project is not None:
+        targets = {node: of_project(word) for node, word in targets.items()}
     return NodeMap(
         nodes=tuple(
             _node(

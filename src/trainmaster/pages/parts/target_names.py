@@ -25,3 +25,8 @@ def shorten(word: str, names: Mapping[str, str]) -> str:
     _, name, option = targets.split(word)
     file = PurePath(option or "").name
     return f"{name}:…/{file}" if len(word) > _WHOLE and file and file != option else word
+
+
+def of_project(word: str) -> str:
+    """What a caller of one project is told: the account and the path of a hosts file are the server's."""
+    return targets.split(word)[1]

@@ -9,7 +9,8 @@ from sqlalchemy import insert
 
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage
-from trainmaster.queueing.state import Device
+from trainmaster.queueing.free import choose
+from trainmaster.queueing.state import Device, Need
 from trainmaster.store import attempts, jobs
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, order, queue
@@ -86,3 +87,12 @@ def start(db: Database, number: int, *, nodes: int) -> list[list[str]]:
         jobs.insert_job(conn, f"{number:08}-0000-4000-8000-000000000000", parse_spec(spec), at=NOW)
     decided = order.decide(db, "a", queue.list_waiting(db, driven=False), now=NOW).decisions
     return [sorted(one.devices) for one in decided.starts]
+
+
+def test_a_machine_that_a_job_ran_on_before_is_not_preferred_while_it_is_suspect() -> None:
+    counts = {"m0": 1, "m1": 8, "m2": 8}
+    one, two = (Need(nodes=nodes, each=1, kind="gpu") for nodes in (1, 2))
+    assert choose(one, counts, ["m1"]) == ["m1"] and choose(one, counts, ["m1"], {"m1"}) == ["m0"]
+    assert choose(one, counts, ["m1"], counts.keys()) == ["m0"]  # all are: as if none were
+    assert choose(two, counts, ["m2"], {"m0"}) == ["m2", "m1"]
+    assert choose(two, counts, ["m0"], {"m0", "m1"}) == ["m2", "m0"]

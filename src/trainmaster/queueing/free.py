@@ -43,27 +43,20 @@ def choose(
 ) -> list[str] | None:
     """Machines for a job, or None where they are too few: first those that it prefers, then those with the least room
     left over, so that large jobs find whole machines. Those of `last` only where the others are too few."""
-    if last and (without := {name: count for name, count in counts.items() if name not in last}):
-        found = choose(need, without, prefers)
-        if found is not None:
-            return found
-        # As few of the others as it takes: a job may need more machines than are not suspected.
-        near = [name for name, count in without.items() if count >= need.each][: need.nodes - 1]
-        prefers = [*near, *(name for name in prefers if name not in near and name not in last)]
     each = need.each
-    if near := [name for name in prefers if counts.get(name, 0) >= each][: need.nodes]:
+    if near := [name for name in prefers if name not in last and counts.get(name, 0) >= each][: need.nodes]:
         others = {name: count for name, count in counts.items() if name not in near}
         rest = Need(nodes=need.nodes - len(near), each=each, kind=need.kind)
-        more = choose(rest, others) if rest.nodes else []
+        more = choose(rest, others, last=last) if rest.nodes else []
         return None if more is None else [*near, *more]
     if need.nodes == 1:
-        best, least = None, math.inf
+        best, least = None, (True, math.inf)
         for name, count in counts.items():
-            if each <= count < least:
-                best, least = name, count
+            if each <= count and (rank := (name in last, count)) < least:
+                best, least = name, rank
         return [best] if best is not None else None
-    fitting = sorted((count, name) for name, count in counts.items() if count >= each)
-    return [name for _, name in fitting[: need.nodes]] if len(fitting) >= need.nodes else None
+    fitting = sorted((name in last, count, name) for name, count in counts.items() if count >= each)
+    return [name for *_, name in fitting[: need.nodes]] if len(fitting) >= need.nodes else None
 
 
 @dataclass(slots=True, kw_only=True)

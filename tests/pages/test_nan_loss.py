@@ -53,6 +53,14 @@ def test_the_headline_does_not_end_with_the_last_number(db: Database) -> None:
         assert "92 steps reported a loss that is not a number, every one since step 29" in text
 
 
+def test_a_loss_that_is_infinite_is_not_called_nan(db: Database) -> None:
+    story = samples.Story(db).start().move(Stage.RUNNING)
+    for step, loss in enumerate((5.0, math.nan, math.inf), 1):
+        story.tell([Event(phase="STEP", event="metrics", data={"step": step, "loss": loss})])
+    page = read(db, story.end_attempt().finish(Status.COMPLETED))
+    assert phrases.sentence(page).endswith("Loss 5 → Infinity (last number 5 at step 1).")
+
+
 def test_a_run_that_never_had_a_number_says_so(db: Database) -> None:
     page = read(db, diverged(db, numbers=0, steps=3))
     assert (page.run.sick_since, page.run.loss_last_step) == (1, None)

@@ -120,6 +120,7 @@ class Run:
     sick_steps: int  # steps whose loss was not a number
     sick_since: int | None = None  # step since which no loss was a number; None where the newest one is
     loss_last_step: int | None = None  # step of `loss_last`
+    loss_text: str | None = None  # NaN, Infinity or -Infinity, where the newest loss is no number
     tokens_per_s: float | None
     left_s: float | None  # to the last planned step, at this rate
     mfu: float | None  # against the datasheet

@@ -128,7 +128,8 @@ def loss_words(page: JobPage) -> str:
 def _loss_value(run: Run) -> str:
     if run.sick_since is None:
         return f"{short(run.loss_first)} → {short(run.loss_last)}"
-    return "NaN" if run.loss_last_step is None else f"{short(run.loss_first)} → NaN"
+    sick = run.loss_text or "no number"
+    return sick if run.loss_last_step is None else f"{short(run.loss_first)} → {sick}"
 
 
 def _last_number(run: Run) -> str:

@@ -186,7 +186,8 @@ def _price(page: JobPage) -> str | None:
 def _loss(page: JobPage) -> str | None:
     first, last = page.run.loss_first, page.run.loss_last
     if first is None or last is None:
-        return "NaN" if page.run.sick_since is not None else None
+        return (page.run.loss_text or "no number") if page.run.sick_since is not None else None
     if page.run.sick_since is not None:
-        return f"{first:.4f} → NaN (last number {last:.4f} at step {page.run.loss_last_step})"
+        sick = page.run.loss_text or "no number"
+        return f"{first:.4f} → {sick} (last number {last:.4f} at step {page.run.loss_last_step})"
     return f"{first:.4f} → {last:.4f}"

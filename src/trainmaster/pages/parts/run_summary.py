@@ -16,7 +16,7 @@ from trainmaster.api.events import Event
 from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, Run
 from trainmaster.core.events import Phase
 from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
-from trainmaster.pages.parts.downsample import Curve, number, text, whole
+from trainmaster.pages.parts.downsample import Curve, number, sick_text, text, whole
 from trainmaster.store.capacity.event_quota import CUT
 from trainmaster.store.events import ScannedEvent
 
@@ -133,6 +133,7 @@ class RunSummary:
             sick_steps=self._sick_steps,
             sick_since=self._sick_since,
             loss_last_step=self._loss_step,
+            loss_text=sick_text(self._last, "loss"),
             tokens_per_s=rate,
             left_s=left * per_step / rate if left > 0 and rate and per_step else None,
             mfu=number(self._last, "mfu"),

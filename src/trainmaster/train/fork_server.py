@@ -49,8 +49,27 @@ _COMPILER = (
     "torch._inductor.codegen.wrapper_fxir",
     "torch._inductor.fx_passes.fuse_attention",
     "torch._inductor.fx_passes.pad_mm",
+    "torch._inductor.fx_passes.apply_gumbel_max_trick",
+    "torch._inductor.fx_passes.efficient_conv_bn_eval",
+    "torch._inductor.fx_passes.freezing_patterns",
+    "torch._inductor.fx_passes.quantization",
+    "torch._inductor.codegen.memory_planning",
+    "torch._inductor.hooks",
+    "torch._dynamo.dce_extra_outputs",
+    "torch._subclasses.schema_check_mode",
+    "torch.fx.experimental.validator",
+    "torch.utils._cpp_embed_headers",
+    "triton.tools.tensor_descriptor",
     "torch.export._trace",
     "torch.distributed.tensor.experimental._attention",
+)
+# What the compiler does once in a process and needs no device for: hashes of torch's and Triton's files for the keys of
+# its cache (0.1 and 0.3 s), imports of all code generators and of all backends.
+_COMPILER_CALLS = (
+    ("torch._inductor.codecache", "torch_key"),
+    ("torch._inductor.runtime.triton_compat", "triton_key"),
+    ("torch._inductor.codegen.common", "init_backend_registration"),
+    ("torch._dynamo.backends.registry", "_lazy_import"),
 )
 _DRIVER = Path("/dev/nvidiactl")
 _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -89,17 +108,28 @@ def import_all(config: str) -> None:
     if wanted is not None:
         names = (*names, f"trainmaster.datasets.{wanted.data.source}")
         names = (*names, f"trainmaster.models.{wanted.model.family_name}.model")
-        compiles = wanted.parallel.compile != "off" and wanted.device != "cpu" and _DRIVER.exists()
-        names = (*names, *(_COMPILER if compiles or wanted.parallel.compile == "on" else ()))
+    compiles = wanted is not None and (
+        wanted.parallel.compile == "on"
+        or (wanted.parallel.compile != "off" and wanted.device != "cpu" and _DRIVER.exists())
+    )
     with _without_driver():
         for name in names:
             try:
                 importlib.import_module(name)
             except ImportError as error:
                 sys.stderr.write(f"{name} is not imported ahead: {error}\n")
-        if "torch._inductor.codecache" in sys.modules:
-            with contextlib.suppress(Exception):  # a hash of torch's own files that the compiler's cache asks for
-                sys.modules["torch._inductor.codecache"].torch_key()
+        if compiles:
+            _prepare_compiler()
+
+
+def _prepare_compiler() -> None:
+    """Import and call ahead what the compiler of this torch has of the names above; others have other names."""
+    for name in _COMPILER:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    for name, function in _COMPILER_CALLS:
+        with contextlib.suppress(Exception):
+            getattr(importlib.import_module(name), function)()
 
 
 @contextlib.contextmanager

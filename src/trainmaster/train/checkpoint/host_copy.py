@@ -32,6 +32,7 @@ class HostCopy:
         """`sizes` in bytes of the tensors to come, as far as they are known."""
         self._device, self._sizes = device, sizes
         self._blocks: list[Tensor] = []
+        self._last: tuple[Sequence[Tensor], list[Tensor]] | None = None  # what was copied, and its places
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
         self._ready: torch.cuda.Event | None = None
@@ -53,12 +54,7 @@ class HostCopy:
         """
         if self._reserving is not None:
             self._reserving.join()
-        blocks, places = _layout([tensor.nbytes for tensor in tensors])
-        self._reserve(blocks)
-        copies = [
-            self._blocks[block][start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for tensor, (block, start) in zip(tensors, places, strict=True)
-        ]
+        copies = self._place(tensors)
         if self._stream is None:
             for copy, tensor in zip(copies, tensors, strict=True):
                 copy.copy_(tensor)
@@ -92,6 +88,22 @@ class HostCopy:
         self._ready.synchronize()
         wait_ms: float = self._ready.elapsed_time(self._copied)
         return max(0.0, wait_ms / 1000)
+
+    def forget(self) -> None:
+        """Keep no tensor of the run."""
+        self._last = None
+
+    def _place(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The place of each tensor. Found once for a list: for 600 tensors it takes longer than to begin the copies."""
+        if self._last is None or self._last[0] is not tensors:
+            blocks, places = _layout([tensor.nbytes for tensor in tensors])
+            self._reserve(blocks)
+            copies = [
+                self._blocks[block][start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                for tensor, (block, start) in zip(tensors, places, strict=True)
+            ]
+            self._last = tensors, copies
+        return self._last[1]
 
     def _reserve_ahead(self, sizes: Sequence[int]) -> None:
         torch.cuda.set_device(self._device)  # of this thread: it would open another rank's GPU

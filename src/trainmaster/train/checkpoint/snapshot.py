@@ -84,6 +84,7 @@ class Snapshots:
     def forget(self) -> None:
         """Called before the run is filled anew."""
         self._contents.forget()
+        self._copy.forget()
 
     def fence(self) -> None:
         """Order the next update of the weights behind the copy."""

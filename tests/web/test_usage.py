@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -161,3 +162,32 @@ def test_what_a_job_will_cost_at_its_time_limit_is_called_a_bound(db: Database, 
     capped = run(db, cents=100, start=now - HOUR, over=False, limits=Limits(max_cost=3.0))
     answer = job_cost.read(db, capped.id, now=now)
     assert answer is not None and answer.forecast_bound == "max_cost"
+
+
+def test_a_page_does_not_wait_for_sums_that_take_long(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass over a large database takes minutes, and each page would wait as long as it may, in vain."""
+    ledgers, begun, go_on = Ledgers(db, Beside()), threading.Event(), threading.Event()
+
+    def refresh(_stop: asyncio.Event) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    monkeypatch.setattr(ledgers, "refresh", refresh)
+    monkeypatch.setattr("trainmaster.web.ledgers._PATIENCE_S", 0.2)
+
+    async def ask() -> tuple[Sums | None, bool]:
+        stop = asyncio.Event()
+        task = asyncio.create_task(ledgers.run(stop))
+        try:
+            await asyncio.sleep(0.05)
+            first = await asyncio.to_thread(ledgers.recent)
+            await asyncio.to_thread(begun.wait, 60)
+            await asyncio.sleep(0.3)
+            monkeypatch.setattr(ledgers._made, "wait_for", lambda *_: pytest.fail("it waited"))
+            return first, await asyncio.to_thread(ledgers.recent) is None
+        finally:
+            go_on.set()
+            stop.set()
+            await task
+
+    assert asyncio.run(ask()) == (None, True)

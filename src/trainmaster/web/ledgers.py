@@ -83,6 +83,7 @@ class Ledgers:
         self._sums: Sums | None = None
         self._wanted = False
         self._took_s = 0.0
+        self._begun_at = math.inf  # of the pass that goes on
         self._made = threading.Condition()
         self._wake: Callable[[], object] | None = None  # while `run` goes on
 
@@ -142,7 +143,10 @@ class Ledgers:
         self._wanted = True
         if not self._is_recent() and self._wake is not None:
             self._wake()
+            # Of a pass that has taken longer than that already, each page would wait in vain.
             with self._made:
+                if time.monotonic() - self._begun_at > _PATIENCE_S:
+                    return None
                 self._made.wait_for(self._is_recent, _PATIENCE_S)
         return self._sums if self._is_recent() else None
 
@@ -162,12 +166,13 @@ class Ledgers:
             asked = wake.is_set() and not self._is_recent()
             wake.clear()
             if asked or (self._wanted and time.monotonic() > due):
-                self._wanted, begun = False, time.monotonic()
+                self._wanted = False
+                self._begun_at = begun = time.monotonic()
                 try:
                     await asyncio.to_thread(self.refresh, stop)
                 except Exception:  # the database may be away: the last sums stand, and the next scrape asks again
                     _log.warning("the sums of the goodput ledger could not be made", exc_info=True)
-                self._took_s = time.monotonic() - begun
+                self._took_s, self._begun_at = time.monotonic() - begun, math.inf
                 due = begun + max(_SUMS_FRESH_S, _SHARE * self._took_s)
                 with self._made:
                     self._made.notify_all()

@@ -54,7 +54,8 @@ PAGES = {
 # Answers that are no page: parts of one, files, streams, a redirect, and the one-time link.
 NO_PAGES = {
     "/jobs/{uuid}/part", "/jobs/{uuid}/curves.csv", "/jobs/{uuid}/logs/follow", "/jobs/{uuid}/logs/download",
-    "/jobs/{uuid}/logs/first-error", "/compare/curves", "/enter/{code}", "/static/{name}", "/v1/openapi.json",
+    "/jobs/{uuid}/logs/first-error", "/compare/curves", "/compare.csv", "/enter/{code}", "/static/{name}",
+    "/v1/openapi.json",
 }  # fmt: skip
 # Columns whose values are no free text: keys, words of a fixed list, names that the server checks, and what is parsed.
 KEPT = {

@@ -8,10 +8,11 @@ import hashlib
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
@@ -25,6 +26,9 @@ from trainmaster.core.states import Status
 from trainmaster.storage import open_store
 from trainmaster.store import artifacts, tokens
 from trainmaster.store.database import Database
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 JOBS = "/v1/training/jobs"
 NOBODY = "00000000-0000-4000-8000-000000000000"
@@ -100,3 +104,11 @@ def read_page(answer: httpx.Response) -> str:
     allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{allowed}';" in answer.headers["content-security-policy"], "this style and no other"
     return re.sub(r"<style[^>]*>.*?</style>", "", answer.text, flags=re.DOTALL)
+
+
+def wait_until(tab: Page, expression: str) -> None:
+    """Until it is true on the page. Playwright's own way evaluates a text there, which the policy of pages refuses."""
+    until = time.monotonic() + 60
+    while not tab.evaluate(expression):
+        assert time.monotonic() < until, f"never true: {expression}"
+        tab.wait_for_timeout(50)

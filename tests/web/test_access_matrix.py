@@ -121,7 +121,8 @@ def furnish(db: Database, home: Path, project: str) -> dict[str, str]:
 # Of pages: what a request needs besides its path, which no document states.
 QUERIES = {
     "GET /nodes/one": "node={node}", "GET /nodes/drain": "node={node}", "GET /nodes/readmit": "node={node}",
-    "GET /compare": "jobs={uuid}", "GET /compare/curves": "jobs={uuid}", "GET /cost": "project={project}",
+    "GET /compare": "jobs={uuid}", "GET /compare/curves": "jobs={uuid}",
+    "GET /compare.csv": "jobs={uuid}", "GET /cost": "project={project}",
     "GET /settings": "subject=webhook:{id}",
 }  # fmt: skip
 FORMS: dict[str, str | tuple[str, ...]] = {

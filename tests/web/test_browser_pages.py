@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from pages import samples
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
-from web.furnished import serving
+from web.furnished import serving, wait_until
 from web.test_compare_page import pair
 from web.test_nodes_page import cluster
 
@@ -45,7 +45,7 @@ def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, 
     with serving(create_app(db, tmp_path, reconcile=False)) as url:
         tab.goto(f"{url}/compare?jobs={ids}")
         expect(tab.locator("#comparison")).to_have_attribute("data-drawn", "1")
-        tab.wait_for_function("texts.includes('step')")
+        wait_until(tab, "texts.includes('step')")
         drawn = tab.evaluate("texts")
         assert "0" in drawn and "-0" not in drawn
         tab.goto("about:blank")

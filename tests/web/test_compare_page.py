@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import html
+import io
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -140,3 +144,62 @@ def test_hostile_metrics_and_values_are_text(client: TestClient, db: Database) -
     text = client.get("/compare", params=asked).text
     assert "<script>alert" not in text and "<img" not in text and "tell-nobody" not in text
     assert "env.WORD" in text
+
+
+def test_a_large_comparison_shows_fifty_rows_first_and_every_one_by_a_button(client: TestClient, db: Database) -> None:
+    ids = [samples.Story(db, samples.spec(name=f"run-{n}")).start().id for n in range(53)]
+
+    def table(query: str) -> str:
+        return read_page(client.get(f"/compare?jobs={','.join(ids)}{query}")).partition("Final values")[2]
+
+    short, whole = table(""), table("&every=1")
+    assert short.count('aria-label="leave out') == 50 and "50 of 53 runs" in short and "Show all 53 runs" in short
+    assert whole.count('aria-label="leave out') == 53 and "Show all" not in whole
+
+
+def test_a_large_legend_names_forty_and_says_how_many_more(client: TestClient, db: Database) -> None:
+    stories = [run(db, name=f"run-{n}") for n in range(42)]
+    text = read_page(client.get(f"/compare?jobs={','.join(story.id for story in stories)}"))
+    assert text.count("<li><svg class") == 40 and "and 2 more, with their colours beside the rows below" in text
+    charted = json.loads(html.unescape(re.findall(r'data-runs="([^"]*)"', text)[0]))
+    assert [each[0] for each in charted] == [story.id for story in stories], "every one is drawn"
+
+
+def test_final_values_are_sorted_by_a_column_and_absent_ones_come_last(client: TestClient, db: Database) -> None:
+    stories = [run(db, name=name, scale=scale) for name, scale in (("middle", 2.0), ("low", 1.0), ("high", 3.0))]
+    stories.append(samples.Story(db, samples.spec(name="none")).start())
+    ids = ",".join(story.id for story in stories)
+    for sort, expected in (
+        ("", ["middle", "low", "high", "none"]), ("loss", ["low", "middle", "high", "none"]),
+        ("-loss", ["high", "middle", "low", "none"]), ("-no such", ["middle", "low", "high", "none"]),
+    ):  # fmt: skip
+        text = read_page(client.get("/compare", params={"jobs": ids, "sort": sort, "every": "1"}))
+        assert re.findall(r'aria-label="leave out (\w+) ', text) == expected, sort
+        shown = list(csv.DictReader(client.get("/compare.csv", params={"jobs": ids, "sort": sort}).text.splitlines()))
+        assert [row["name"] for row in shown] == expected, sort
+        header = re.search(r'<th scope="col" class="num"( aria-sort="\w+")?><button[^>]*value="(-?loss)">', text)
+        assert header is not None
+        said, following = {
+            "loss": (' aria-sort="ascending"', "-loss"),
+            "-loss": (' aria-sort="descending"', "loss"),
+        }.get(sort, (None, "loss"))
+        assert header.groups() == (said, following)
+
+
+def test_a_comparison_is_downloaded_as_a_table(client: TestClient, db: Database) -> None:
+    stories = pair(db)
+    answer = client.get("/compare.csv", params={"jobs": ",".join(story.id for story in stories)})
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert "comparison.csv" in answer.headers["content-disposition"]
+    table = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["id"] for row in table] == [story.id for story in stories]
+    assert [row["train.optimizer.lr"] for row in table] == ["0.001", "0.001", "0.01"]
+    assert table[0]["loss"] == str(1 / 40) and table[0]["eval/loss"] == "9.0" and table[0]["step"] == "40"
+
+
+def test_a_spreadsheet_gets_no_formula_of_a_user(client: TestClient, db: Database) -> None:
+    notes = ["=cmd|' /C calc'!A0", "\t@SUM(1)", "fine"]
+    stories = [run(db, train=None, command=["python", "train.py", "--note", note]) for note in notes]
+    answer = client.get("/compare.csv", params={"jobs": ",".join(story.id for story in stories)})
+    cells = [row["command --note"] for row in csv.DictReader(io.StringIO(answer.text))]
+    assert cells[0] == f"'{notes[0]}" and cells[2] == "fine" and cells[1].startswith("'")

@@ -14,7 +14,7 @@ from trainmaster.core.events import Event
 from trainmaster.core.states import Stage, Status
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
-from web.furnished import read_page, serving
+from web.furnished import read_page, serving, wait_until
 
 from .conftest import TestClient
 
@@ -66,9 +66,9 @@ def test_a_run_that_diverged_does_not_flatten_the_others(db: Database, tmp_path:
         high = float(tab.get_attribute("#overlay", "data-high") or "inf")
         assert 5 <= high < 60
         tab.check("#all-values")
-        tab.wait_for_function("Number(document.getElementById('overlay').dataset.high) > 500000")
+        wait_until(tab, "Number(document.getElementById('overlay').dataset.high) > 500000")
         tab.uncheck("#all-values")
         tab.check("#log-scale")
-        tab.wait_for_function("document.getElementById('cut').hidden")
+        wait_until(tab, "document.getElementById('cut').hidden")
         assert "log=1" in (tab.get_attribute("#permalink", "href") or "")
         tab.goto("about:blank")

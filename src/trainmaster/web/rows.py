@@ -62,7 +62,7 @@ def compared(
             f'<span class="pill {phrases.TONES[run.status]}">{run.status.value}</span></td>{differing}'
             f'<td class="num">{formats.count(run.step)}</td>{values}<td class="num">{formats.duration(run.duration_s)}'
             f'</td><td class="num">{dollars(cost) if cost is not None else "unknown"}</td><td class="num">'
-            f'<button class="button" form="leave" name="without" value="{run.id}" '
+            f'<button class="button" form="choice" name="without" value="{run.id}" '
             f'aria-label="leave out {name} {short}">leave out</button></td></tr>\n'
         )
     return _ours("".join(rows))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from trainmaster.api.compare import ComparedRun
+from trainmaster.core.clean_text import clean
 from trainmaster.core.ids import is_uuid
 from trainmaster.pages import compare
 from trainmaster.store.page_rows.runs import find_runs, list_choices
@@ -22,6 +25,8 @@ router = APIRouter(include_in_schema=False)
 _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
 _FIELDS, _METRICS = 4, 6  # columns of the final values
 _MANY = 40  # runs; above it curves have fewer points
+_ROWS, _KEYS = 50, 40  # shown at first: what a page of 200 has more takes longer to lay out than all the rest of it
+_FORMULA = frozenset("=+-@\t\r")
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
 
@@ -37,10 +42,15 @@ def show_comparison(
     group: Metric = "",
     find: str = "",
     without: str = "",
+    sort: Metric = "",
+    every: bool = False,
     log: bool = False,
     time: bool = False,
 ) -> Response:
-    """The runs of `jobs` (ids with commas between) and of every `job`; without any, the picker alone."""
+    """The runs of `jobs` (ids with commas between) and of every `job`; without any, the picker alone.
+
+    `sort` is a metric, `:step`, `:took` or `:cost`, with `-` in front of it from the highest; `every` shows all rows.
+    """
     ids, find = [each for each in _ids(jobs, job) if each != without], clean_word(find)
     page = compare.read(db, ids=ids, metric=metric, group=group or None, project=who.project)
     offered = list_choices(db, project=who.project, word=find or None, limit=_OFFERED)
@@ -48,11 +58,14 @@ def show_comparison(
 
     def here(**changes: object) -> str:
         asked = {"jobs": ",".join(chosen), "metric": metric if metric != "loss" else None, "group": page.group}
+        asked |= {"sort": sort or None, "every": "1" if every else None}
         asked |= {"log": "1" if log else None, "time": "1" if time else None}
         return link("/compare", **{**asked, **changes})
 
     fields = [part.field for part in page.differences if part.field != "name"][:_FIELDS]
     columns, colours = page.metrics[:_METRICS], _colours(page.runs)
+    listed = _sorted(page.runs, sort)[: None if every else _ROWS]
+    keys = _keys(page.runs, colours)
     return render(
         "compare.html",
         page=page,
@@ -63,16 +76,48 @@ def show_comparison(
         find=find,
         fields=fields,
         columns=columns,
-        rows=rows.compared(page.runs, fields=fields, metrics=columns, colours=colours),
-        colours=colours,
-        keys=_keys(page.runs, colours),
+        rows=rows.compared(listed, fields=fields, metrics=columns, colours=colours),
+        shown=len(listed),
+        sort=sort,
+        every=every,
+        charted=[(run.id, _label(run), colours[run.id]) for run in page.runs],
+        keys=keys[:_KEYS],
+        unkeyed=len(keys[_KEYS:]),
         brief=rows.brief,
-        brief_text=rows.brief_text,
         projects=len({run.project for run in page.runs}),
         log=log,
         time=time,
         who=who,
     )
+
+
+@router.get("/compare.csv")
+def compare_csv(
+    *,
+    db: dependencies.Db,
+    who: dependencies.Viewer,
+    job: Ids = [],  # noqa: B006 (FastAPI copies it)
+    jobs: str = "",
+    sort: Metric = "",
+) -> Response:
+    """The table of a comparison: every run, every field that differs, and every final value."""
+    page = compare.read(db, ids=_ids(jobs, job), project=who.project)
+    fields = [part.field for part in page.differences if part.field != "name"]
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow([
+        "id", "name", "project", "target", "submitted_by", "status", "created_at", "duration_s", "cost_cents", "step",
+        *(_cell(name) for name in (*fields, *page.metrics)),
+    ])  # fmt: skip
+    for run in _sorted(page.runs, sort):
+        table.writerow([
+            run.id, _cell(run.name), _cell(run.project), _cell(run.target), _cell(run.submitted_by), run.status.value,
+            run.created_at.isoformat(), run.duration_s, run.cost_cents, run.step,
+            *(_cell(run.fields[field]) for field in fields),
+            *(run.values.get(name, run.texts.get(name)) for name in page.metrics),
+        ])  # fmt: skip
+    name = 'attachment; filename="comparison.csv"'
+    return Response(text.getvalue(), media_type="text/csv", headers={"Content-Disposition": name})
 
 
 @router.get("/compare/curves")
@@ -101,6 +146,28 @@ def _ids(text: str, more: list[str]) -> list[str]:
     """Ids of jobs, each once; whatever else an address has is dropped."""
     words = [word.strip() for part in (text, *more) for word in part.split(",")]
     return list(dict.fromkeys(word for word in words if is_uuid(word)))[: compare.MOST]
+
+
+def _sorted(runs: Sequence[ComparedRun], sort: str) -> list[ComparedRun]:
+    """By a column; runs without its value last, whichever way."""
+    word = sort.removeprefix("-")
+    columns: dict[str, Callable[[ComparedRun], float | None]] = {
+        ":step": lambda run: run.step, ":took": lambda run: run.duration_s, ":cost": lambda run: run.cost_cents,
+    }  # fmt: skip
+    value = columns.get(word, lambda run: run.values.get(word))
+    known = [(found, run) for run in runs if (found := value(run)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=sort != word)
+    return [run for _, run in known] + [run for run in runs if value(run) is None]
+
+
+def _cell(value: str | None) -> str | None:
+    """A text of a user in a table: a spreadsheet runs one that looks like a formula."""
+    return f"'{value}" if value is not None and value.lstrip()[:1] in _FORMULA else value
+
+
+def _label(run: ComparedRun) -> str:
+    """The name of a run at a pointer in the chart."""
+    return f"{clean(run.name)} · {rows.brief_text(clean(run.group))}" if run.group else clean(run.name)
 
 
 def _colours(runs: tuple[ComparedRun, ...]) -> dict[str, int]:

@@ -9,7 +9,7 @@
   paint();
   if (!box || !canvas) return;
   const field = (id) => document.getElementById(id), out = field("readout"), pen = canvas.getContext("2d");
-  const runs = [...box.querySelectorAll("[data-run]")].map((li) => ({ id: li.dataset.run, name: li.dataset.name, colour: Number(li.dataset.colour), points: [] }));
+  const runs = JSON.parse(box.dataset.runs).map(([id, name, colour]) => ({ id, name, colour, points: [] }));
   const edge = { left: 62, right: 14, top: 12, bottom: 34 };
   let view = null, drag = null, cursor = null; // view: [low, high] on the x axis; null: all of it
 

@@ -54,6 +54,11 @@ class JobLine:
     def final(self) -> bool:
         return self.status in _FINAL
 
+    @property
+    def spent_cents(self) -> Cents | None:
+        """So far, as a list shows and sorts it: a job without a price that has spent nothing has an unknown cost."""
+        return self.cost_cents if self.cost_cents or self.price_cents_per_hour is not None else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsPage:

@@ -187,6 +187,7 @@ class JobPage:
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
     again_of: JobName | None = None  # the job that it runs again, from the beginning
+    cancelled_by: str | None = None  # who asked it to stop, named as in the audit log; None: nobody did
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None

@@ -19,7 +19,7 @@ from trainmaster.core.states import Reason, Status
 from trainmaster.pages.cost import Figures, figures, list_prices
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import jobs
+from trainmaster.store import audit, jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
@@ -69,6 +69,7 @@ def read(
             price_cents_per_hour=list_prices(db, [job_id])[job_id].cents_per_hour,
             continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
             again_of=find_origin(db, job_id, project=job.project),
+            cancelled_by=audit.find_canceller(db, job_id) if job.cancel_requested else None,
             continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )
 

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=200, help="runs of 100,000 steps to compare; 50 MB each")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--live-min", type=float, default=10.0, help="minutes of the live run")
+    parser.add_argument("--live-min", type=float, default=10.0, help="minutes of the live run; 0: not measured")
     parser.add_argument("--no-paints", action="store_true", help="measure zoom, log and memory alone")
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
@@ -225,6 +225,9 @@ def measure_follow(tab: Page, log: str, file: Path, options: argparse.Namespace)
 
 def measure_memory(browser: Browser, url: str, db: Database, folder: Path, minutes: float) -> None:
     """JavaScript heap, after a collection, and nodes of the DOM: the page of a live run and its log, left open."""
+    if minutes <= 0:
+        print("memory of a live run: not measured")
+        return
     story = samples.Story(db, samples.spec(name="live-memory", train={"steps": STEPS}), at=datetime.now(UTC)).start()
     story.tell([samples.project(story.attempt), *samples.preflight()]).move(Stage.RUNNING)
     place = folder / f"live-{story.id}"

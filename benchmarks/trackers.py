@@ -4,12 +4,13 @@
     PYTHONPATH=src:tests .venv/bin/python -P benchmarks/trackers.py FOLDER --write docs/how/trackers.md     500 × 10,000
 
 Each product is installed from PyPI into an environment of its own below FOLDER, written to as its documentation
-recommends (tracker_writers.py), and served by its own command with its default settings. A page is loaded when its
-picture has stopped to change: Chromium sends a frame for each change, and the time of the last one counts, for every
-product alike. Spinners count as changes. What a page needs to show the curves (a click, a choice) is part of its load.
-What was written is kept in FOLDER, so that the pages alone can be measured again; two calls with `--only` and
+recommends (tracker_parts/tracker_writers.py), and served by its own command with its default settings. A page is loaded
+when its picture has stopped to change: Chromium sends a frame for each change, and the time of the last one counts, for
+every product alike. Spinners count as changes. What a page needs to show the curves (a click, a choice) is part of its
+load. What was written is kept in FOLDER, so that the pages alone can be measured again; two calls with `--only` and
 `--no-pages` write two products at a time. Pages are measured in turns, a round of each product after the other, all
-servers being up: what else the machine does is then the same for all.
+servers being up: what else the machine does is then the same for all. Each visit has a browser of its own, which is
+ended where a page answers nothing any more; the load that was measured before stays.
 """
 
 from __future__ import annotations
@@ -28,23 +29,20 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import BrowserType, Page, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parent / "tracker_parts"))
+from tracker_visits import LONGEST_S, Seen, family, visit
 
 ROOT = Path(__file__).parents[1]
-CHROMIUM = "/usr/bin/chromium"
-# Some pages ask others for scripts and fonts, and wait where the internet is neither there nor refused at once.
-ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", ALONE]
 MANY = 200  # runs in one chart; the most that a comparison of Trainmaster takes
-STILL_S, LONGEST_S = 3.0, 180.0
 PRODUCTS = ("trainmaster", "mlflow", "aim", "tensorboard")
-Opened = Callable[[Page, str, dict[str, Any]], str]  # opens a page of what was written; where its charts are
 
 
 def main() -> None:
@@ -102,7 +100,7 @@ def write(product: str, python: str, work: Path, options: argparse.Namespace) ->
     if not done.exists():
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        script = str(ROOT / "benchmarks" / "tracker_writers.py")
+        script = str(ROOT / "benchmarks" / "tracker_parts" / "tracker_writers.py")
         words = [python, "-P", script, product, str(work.resolve()), str(options.runs), str(options.points)]
         own = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}" if product == "trainmaster" else ""}
         made = subprocess.run(words, capture_output=True, text=True, cwd=work, check=False, env={**os.environ, **own})
@@ -158,7 +156,7 @@ def served(product: str, python: str, work: Path) -> Iterator[tuple[str, int, fl
 def measure(results: dict[str, dict[str, Any]], pythons: dict[str, str], options: argparse.Namespace) -> None:
     """Load of one run and of many, zoom of many, memory of the tab and of the server: into the row of each product."""
     with contextlib.ExitStack() as open_:
-        browser = open_.enter_context(sync_playwright()).chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        chromium = open_.enter_context(sync_playwright()).chromium
         up: dict[str, tuple[str, int]] = {}
         for product in [each for each, row in results.items() if "fault" not in row]:
             try:
@@ -168,20 +166,31 @@ def measure(results: dict[str, dict[str, Any]], pythons: dict[str, str], options
                 up[product] = url, pid
             except Exception as error:  # the others are measured all the same
                 fail(results[product], "server", error)
-        seen, busy = take_turns(browser, {each: url for each, (url, _) in up.items()}, results, options)
-        for (product, name), figures in seen.items():
-            for figure, values in zip(("load_ms", "zoom_ms", "heap_mb"), zip(*figures, strict=True), strict=True):
-                results[product][f"{name}_{figure}"] = _middle(list(values), 1 if figure == "heap_mb" else 0)
+        seen, busy = take_turns(chromium, {each: url for each, (url, _) in up.items()}, results, options)
+        for (product, name), visits in seen.items():
+            results[product] |= {f"{name}_{figure}": value for figure, value in summarize(visits).items()}
         for product, (_, pid) in up.items():
             results[product] |= {"server_mb": round(sum(map(rss_mb, family(pid)))), "busy": _middle(busy[product], 1)}
 
 
-Turns = tuple[dict[tuple[str, str], list[tuple[float, float, float]]], dict[str, list[float]]]
+FIGURES = ("load_ms", "zoom_ms", "heap_mb")
 
 
-def take_turns(browser: Browser, urls: dict[str, str], rows: dict[str, Any], options: argparse.Namespace) -> Turns:
+def summarize(visits: list[Seen]) -> dict[str, Any]:
+    """The median of each figure; one that no visit has was given up."""
+    figures: dict[str, Any] = {}
+    for name in FIGURES:
+        values = [value for each in visits if (value := getattr(each, name)) is not None]
+        figures[name] = _middle(values, 1 if name == "heap_mb" else 0) if values else "given up"
+    return figures
+
+
+Turns = tuple[dict[tuple[str, str], list[Seen]], dict[str, list[float]]]
+
+
+def take_turns(chromium: BrowserType, urls: dict[str, str], rows: dict[str, Any], options: argparse.Namespace) -> Turns:
     """Load, zoom and heap of each visit by product and page; the load of the machine after each visit."""
-    seen: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+    seen: dict[tuple[str, str], list[Seen]] = {}
     busy: dict[str, list[float]] = {product: [] for product in urls}
     gone = set()
     for number in range(options.rounds):
@@ -190,16 +199,18 @@ def take_turns(browser: Browser, urls: dict[str, str], rows: dict[str, Any], opt
                 continue
             opened, row, picture = getattr(PAGES[product], name), rows[product], place(product, options)
             try:
-                figures = visit(browser, opened, url, row, picture / f"{name}-{number}")
+                figures = visit(chromium, opened, url, row, picture / f"{name}-{number}")
                 seen.setdefault((product, name), []).append(figures)
-                shown = "load {:.0f} ms, zoom {:.0f} ms, heap {:.1f} MB".format(*figures)
+                shown = ", ".join(f"{figure} {value}" for figure, value in summarize([figures]).items())
                 print(f"{product}, {name}, {number}: {shown}; machine {os.getloadavg()[0]:.1f}", flush=True)
+                if figures.fault is not None:
+                    raise figures.fault
             except Exception as error:  # its other page is measured all the same
                 gone.add((product, name))
                 fail(row, f"{name}, round {number}", error)
             busy[product].append(os.getloadavg()[0])
     for product, name in gone - set(seen):
-        rows[product] |= {f"{name}_{figure}": "given up" for figure in ("load_ms", "zoom_ms", "heap_mb")}
+        rows[product] |= {f"{name}_{figure}": "given up" for figure in FIGURES}
     return seen, busy
 
 
@@ -208,65 +219,6 @@ def fail(row: dict[str, Any], name: str, error: Exception) -> None:
     said = f"{name}: {' '.join(str(error).split())[:200]}"
     print(said, flush=True)
     row["fault"] = f"{row['fault']}; {said}" if "fault" in row else said
-
-
-def visit(browser: Browser, opened: Opened, url: str, row: dict[str, Any], picture: Path) -> tuple[float, float, float]:
-    """Milliseconds to load and to zoom, megabytes of the JavaScript heap; pictures of both for a person to look at."""
-    with browser.new_context(viewport={"width": 1440, "height": 900}) as context:  # closed after a fault too
-        context.set_default_timeout(1000 * LONGEST_S)
-        return look(context.new_page(), opened, url, row, picture)
-
-
-def look(tab: Page, opened: Opened, url: str, row: dict[str, Any], picture: Path) -> tuple[float, float, float]:
-    screen = Screen(tab)
-    began = time.time()
-    chart = opened(tab, url, row)
-    load = screen.settle() - began
-    tab.screenshot(path=f"{picture}-load.png")
-    boxes = [box for each in tab.locator(chart).all() if (box := each.bounding_box()) is not None]
-    box = max(boxes, key=lambda each: each["width"] * each["height"], default=None)
-    assert box is not None and box["width"] > 100, f"no chart at {chart}"
-    y = box["y"] + box["height"] / 2
-    if tab.locator(".icon-zoom-in").count():  # Aim zooms once its button was pressed
-        tab.locator(".icon-zoom-in").first.click()
-        screen.settle()
-    tab.mouse.move(box["x"] + 0.4 * box["width"], y)
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + 0.6 * box["width"], y + 30, steps=8)
-    screen.settle()
-    let_go = time.time()
-    tab.mouse.up()
-    zoom = screen.settle() - let_go
-    tab.screenshot(path=f"{picture}-zoom.png")
-    session = tab.context.new_cdp_session(tab)
-    session.send("HeapProfiler.collectGarbage")
-    heap = session.send("Runtime.getHeapUsage")["usedSize"] / 1e6
-    return 1000 * load, 1000 * zoom, heap
-
-
-class Screen:
-    """When the picture of a tab last changed."""
-
-    def __init__(self, tab: Page) -> None:
-        self.tab, self.last, self.changed = tab, "", time.time()
-        self.session = tab.context.new_cdp_session(tab)
-        self.session.on("Page.screencastFrame", self._look)
-        self.session.send("Page.startScreencast", {"format": "jpeg", "quality": 40, "everyNthFrame": 1})
-
-    def _look(self, frame: dict[str, Any]) -> None:
-        if frame["data"] != self.last:
-            self.last, self.changed = frame["data"], frame["metadata"]["timestamp"]
-        with contextlib.suppress(Error):  # the tab was closed meanwhile
-            self.session.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
-
-    def settle(self) -> float:
-        """Wait until nothing has changed for a while; the time of the last change, since 1970."""
-        began = time.time()
-        while time.time() - max(self.changed, began) < STILL_S:
-            if time.time() - began > LONGEST_S:
-                raise RuntimeError(f"the page still changed after {LONGEST_S:g} s")
-            self.tab.wait_for_timeout(50)
-        return self.changed
 
 
 class Trainmaster:
@@ -365,17 +317,6 @@ def _choose(tab: Page, url: str) -> str:
 
 
 PAGES: dict[str, Any] = {"trainmaster": Trainmaster, "mlflow": Mlflow, "aim": Aim, "tensorboard": TensorBoard}
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that it has started."""
-    found, parents = [pid], {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-    while more := [child for child, parent in parents.items() if parent in found and child not in found]:
-        found += more
-    return found
 
 
 def rss_mb(pid: int) -> float:

@@ -98,6 +98,12 @@ def test_the_guides_have_jobs() -> None:
     assert {"sweep.md", "script.md", "lambda.md"} <= {page.name for page in GUIDES if _job_blocks(page)}
 
 
+def test_what_the_commands_of_the_readme_leave_in_a_clone_is_ignored() -> None:
+    folders = set(re.findall(r"--out (\w+)/", (ROOT / "README.md").read_text()))
+    assert folders, "the README has such commands"
+    assert {f"/{folder}/" for folder in folders} <= set((ROOT / ".gitignore").read_text().splitlines())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text()):

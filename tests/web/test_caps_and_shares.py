@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,9 +32,11 @@ def test_a_cap_is_set_seen_with_what_is_used_of_it_and_removed(db: Database, cli
         bad = client.post("/settings/budgets", data={"project": "lab", "dollars": typed, "period": "total"})
         assert bad.status_code == 422 and "Nothing was set: dollars:" in bad.text and f'value="{typed}"' in bad.text
     assert client.post("/settings/budgets", data={"project": "a b", "dollars": "1"}).status_code == 422
-    gone = client.post("/settings/budgets", data={"project": "lab", "dollars": "", "period": "total"})
+    empty = client.post("/settings/budgets", data={"project": "lab", "dollars": "", "period": "total"})
+    assert empty.status_code == 422 and "none for no cap" in empty.text and "$12.50" in projects_card(client)
+    gone = client.post("/settings/budgets", data={"project": "lab", "dollars": "none", "period": "total"})
     assert gone.status_code == 200 and "$12.50" not in projects_card(client)
-    assert client.post("/settings/budgets", data={"project": "lab", "dollars": ""}).status_code == 404
+    assert client.post("/settings/budgets", data={"project": "lab", "dollars": "none"}).status_code == 404
     assert [entry.action for entry in audit.list_audit(db)] == ["budget.remove", "budget.set"]
 
 
@@ -50,6 +53,53 @@ def test_a_share_is_set_and_seen_in_settings_and_queue(db: Database, client: Tes
     assert [entry.action for entry in audit.list_audit(db)] == ["share.set"]
 
 
+def test_an_empty_field_of_a_share_keeps_what_there_is(db: Database, client: TestClient) -> None:
+    for typed, quota, weight in (
+        ({"quota": "3", "weight": "2"}, 3, 2.0),
+        ({"quota": "", "weight": "0.5"}, 3, 0.5),
+        ({"quota": "4", "weight": ""}, 4, 0.5),
+        ({}, 4, 0.5),
+        ({"quota": "none", "weight": ""}, None, 0.5),
+    ):
+        assert client.post("/settings/shares", data={"project": "lab", **typed}).status_code == 200
+        share = devices.list_shares(db)["lab"]
+        assert (share.quota, share.weight) == (quota, weight), typed
+
+
+def typed_in(text: str) -> list[dict[str, str]]:
+    """The fields of the forms for a cap and for a share, as they begin."""
+    card = text.partition('id="projects"')[2].partition("</section>")[0]
+    found = []
+    for form in card.split("<form ")[1:]:
+        fields = dict(re.findall(r'name="(\w+)"[^>]* value="([^"]*)"', form))
+        found.append(fields | dict.fromkeys(["period"] * ('value="total" selected' in form), "total"))
+    return found
+
+
+def test_the_forms_begin_with_what_a_project_has(db: Database, client: TestClient) -> None:
+    with db.write() as conn:
+        costs.set_budget(conn, "lab", "total", 123_456, at=datetime.now(UTC))
+        costs.set_budget(conn, "other", "month", 700, at=datetime.now(UTC))
+        devices.set_share(conn, "lab", weight=0.5, quota=6)
+    assert 'href="/settings?project=lab#projects"' in projects_card(client)
+    assert typed_in(client.get("/settings?project=lab").text) == [
+        {"project": "lab", "dollars": "1234.56", "period": "total"},
+        {"project": "lab", "quota": "6", "weight": "0.5"},
+    ]
+    assert typed_in(client.get("/settings?project=other").text) == [
+        {"project": "other", "dollars": "7.00"},
+        {"project": "other", "quota": "none", "weight": "1"},
+    ]
+    for path in ("/settings", "/settings?project=absent"):
+        assert typed_in(client.get(path).text) == [
+            {"project": "", "dollars": ""},
+            {"project": "", "quota": "", "weight": ""},
+        ]
+    for fields, path in zip(typed_in(client.get("/settings?project=lab").text), ("budgets", "shares"), strict=True):
+        assert client.post(f"/settings/{path}", data=fields).status_code == 200
+    assert devices.list_shares(db)["lab"].quota == 6 and "$1,234.56" in projects_card(client), "as they were"
+
+
 def test_an_admin_of_a_project_sets_its_cap_alone(db: Database, tmp_path: Path) -> None:
     app = create_app(db, tmp_path, reconcile=False, require_token=True)
     with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
@@ -58,6 +108,7 @@ def test_an_admin_of_a_project_sets_its_cap_alone(db: Database, tmp_path: Path) 
         assert client.post("/settings/budgets", data={"project": "other", "dollars": "1"}).status_code == 403
         assert client.post("/settings/shares", data={"project": "lab", "quota": "1"}).status_code == 403
         assert "set-share" not in client.get("/settings").text
+        assert typed_in(client.get("/settings?project=other").text) == [{"project": "lab", "dollars": "1.00"}]
         client.headers.update(issue(db, "bob", Role.USER, "lab"))
         assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 403
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -15,10 +16,13 @@ from trainmaster.core.events import Event
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages import compare, jobs
 from trainmaster.pages import sets as set_pages
+from trainmaster.store import attempts, costs
 from trainmaster.store.capacity import sets as store
 from trainmaster.store.database import Database
 
 from .conftest import TestClient
+
+HOUR = timedelta(hours=1)
 
 
 def run(db: Database, name: str, loss: object, *, steps: int = 5, rate: float = 100.0) -> samples.Story:
@@ -74,6 +78,39 @@ def test_a_sorted_list_has_pages_and_a_filter(client: TestClient, monkeypatch: p
     monkeypatch.setattr(jobs, "SORTED", 3)
     some = client.get("/?sort=loss").text
     assert len(names(some)) == 3 and "The newest 3 of 5 runs are sorted" in some
+
+
+def priced(db: Database, name: str, cents: float | None, *, target: str = "lambda", project: str = "research") -> None:
+    begun = datetime.now(UTC) - HOUR
+    story = samples.Story(db, samples.spec(name=name, target=target, project=project), at=begun).start()
+    with db.write() as conn:
+        costs.set_price(conn, story.attempt, cents)
+        attempts.mark_released(conn, story.attempt, at=story.at + HOUR)
+    story.end_attempt().finish(Status.COMPLETED)
+
+
+def test_a_cost_that_is_unknown_is_the_last_in_both_directions(client: TestClient, db: Database) -> None:
+    for name, cents, target in (("free", 0, "local"), ("dear", 900, "lambda"), ("cheap", 100, "lambda")):
+        priced(db, name, cents, target=target)
+    priced(db, "unpriced", None)
+    samples.pending(db, name="waits", target="lambda")
+    for asked, order in (("cost", ["cheap", "dear"]), ("-cost", ["dear", "cheap"])):
+        text = client.get(f"/?sort={asked}").text
+        assert names(text)[:2] == order and set(names(text)[2:]) == {"free", "unpriced", "waits"}
+        cells = dict(re.findall(r'class="job-name"[^>]*>([^<]+)<.*?data-name="cost">([^<]+)<', text, re.DOTALL))
+        assert {cells[name] for name in names(text)[2:]} <= {"–", "unknown"}, cells
+
+
+def test_the_column_of_costs_is_on_each_page_of_a_list(client: TestClient, db: Database) -> None:
+    for name in ("one", "two", "three"):
+        priced(db, name, 0, target="local")
+    priced(db, "dear", 900, project="lab")
+    for query in ("sort=-cost&", "sort=cost&", ""):
+        for offset in (0, 2):
+            text = client.get(f"/?{query}limit=2&offset={offset}").text
+            assert len(names(text)) == 2 and '<a id="sort-cost"' in text and 'data-name="cost"' in text, (query, offset)
+    other = client.get("/?project=research&limit=2").text
+    assert len(names(other)) == 2 and "sort-cost" not in other, "no job of this project has a price"
 
 
 @pytest.mark.usefixtures("furnished")

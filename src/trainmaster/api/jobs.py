@@ -54,6 +54,11 @@ class JobLine:
     def final(self) -> bool:
         return self.status in _FINAL
 
+    @property
+    def spent_cents(self) -> Cents | None:
+        """So far, as a list shows and sorts it: a job without a price that has spent nothing has an unknown cost."""
+        return self.cost_cents if self.cost_cents or self.price_cents_per_hour is not None else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsPage:
@@ -152,6 +157,14 @@ class JobName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobMachine:
+    """A machine of the newest attempt, by its name in Nodes."""
+
+    name: str
+    has_page: bool  # it was checked, or is in use now: Nodes has a page of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobPage:
     """Everything the page of one job shows."""
 
@@ -182,6 +195,8 @@ class JobPage:
     continues: JobName | None = None  # the job before it in its run (`trainmaster resume`)
     continued_as: JobName | None = None  # the job after it
     again_of: JobName | None = None  # the job that it runs again, from the beginning
+    machines: tuple[JobMachine, ...] = ()  # of its newest attempt, where they are known
+    cancelled_by: str | None = None  # who asked it to stop, named as in the audit log; None: nobody did
     uuid: str | None = None  # as in Job
     project_id: str | None = None
     completed_at: datetime | None = None

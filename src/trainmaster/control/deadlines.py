@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from trainmaster.core.spec import MAX_GRACE_S
-from trainmaster.core.states import Reason, Stage
+from trainmaster.core.states import CANCEL_REQUESTED, Reason, Stage
 from trainmaster.store.rows import AttemptRow, JobRow
 
 # Seconds by preflight.level: what the checks of that level take on a large node, several times over.
@@ -167,7 +167,7 @@ def find_stop_request(job: JobRow, attempt: AttemptRow) -> StopRequest | None:
     times = [time for time in (job.cancel_at, attempt.stop_at) if time is not None]
     if job.cancel_requested:
         assert times, "a cancel has its time"
-        return StopRequest(reason=Reason.USER_CANCELLED, since=min(times), text="cancel requested")
+        return StopRequest(reason=Reason.USER_CANCELLED, since=min(times), text=CANCEL_REQUESTED)
     if attempt.stop_reason is not None:
         assert attempt.stop_at is not None
         return StopRequest(reason=attempt.stop_reason, since=attempt.stop_at, text=attempt.message)

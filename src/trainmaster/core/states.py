@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from trainmaster.core.compat import StrEnum
 
+CANCEL_REQUESTED = "cancel requested"  # the message of a job that somebody cancelled
+
 
 class Status(StrEnum):
     """Job status, as users see it and the API filters by it."""

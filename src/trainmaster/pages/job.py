@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster import __version__
-from trainmaster.api.jobs import Attempt, JobPage
+from trainmaster.api.jobs import Attempt, JobMachine, JobPage
 from trainmaster.api.run import IterationSummary
 from trainmaster.core import schema
 from trainmaster.core.failures import find_action
@@ -19,10 +19,11 @@ from trainmaster.core.states import Reason, Status
 from trainmaster.pages.cost import Figures, figures, list_prices
 from trainmaster.pages.parts import iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
-from trainmaster.store import jobs
+from trainmaster.store import audit, jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
+from trainmaster.store.nodes import list_checked
 from trainmaster.store.page_rows.runs import find_in_run, find_origin
 from trainmaster.store.rows import AttemptRow, JobRow
 
@@ -69,6 +70,8 @@ def read(
             price_cents_per_hour=list_prices(db, [job_id])[job_id].cents_per_hour,
             continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
             again_of=find_origin(db, job_id, project=job.project),
+            machines=_list_machines(db, tried[-1], released=job.stage is None) if tried else (),
+            cancelled_by=audit.find_canceller(db, job_id) if job.cancel_requested else None,
             continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )
 
@@ -201,6 +204,13 @@ def _machines(handle: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Names of the machines of an attempt. The rest of a handle is the target's own."""
     nodes = (handle or {}).get("nodes")
     return tuple(str(name) for name in nodes) if isinstance(nodes, list) else ()
+
+
+def _list_machines(db: Database, newest: AttemptRow, *, released: bool) -> tuple[JobMachine, ...]:
+    """The machines that the target has named; else those on which checks of the attempt ran."""
+    checked = list_checked(db, newest.id)
+    names = _machines(newest.handle) or checked
+    return tuple(JobMachine(name=name, has_page=not released or name in checked) for name in names)
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> float | None:

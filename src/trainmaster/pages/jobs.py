@@ -15,6 +15,7 @@ from trainmaster.pages.parts.downsample import number, sick_text, whole
 from trainmaster.pages.parts.run_summary import progress
 from trainmaster.store import audit, events
 from trainmaster.store.attempts import list_machines
+from trainmaster.store.costs import is_any_priced
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import count_by_status, list_jobs
 from trainmaster.store.page_rows.runs import count_found
@@ -80,7 +81,7 @@ ORDERS: Mapping[str, tuple[str, bool]] = {
     "loss": ("loss", False),
     "tokens": ("tokens_per_s", True),
     "progress": ("step", True),
-    "cost": ("cost_cents", False),
+    "cost": ("spent_cents", False),
 }
 
 
@@ -93,6 +94,13 @@ def sort(page: JobsPage, order: str, *, limit: int, offset: int) -> JobsPage:
     rest = sorted((each for each in page.jobs if values[each.id] is None), key=lambda each: each.loss_text is None)
     shown = tuple([*known, *rest][offset : offset + limit])
     return replace(page, jobs=shown, total=len(page.jobs), limit=limit, offset=offset, next=None)
+
+
+def has_costs(db: Database, page: JobsPage) -> bool:
+    """Whether a list has a column of costs, the same on each of its pages."""
+    if any(each.cost_cents or each.price_cents_per_hour for each in page.jobs):
+        return True
+    return page.total > len(page.jobs) and is_any_priced(db, project=page.project)
 
 
 def line(db: Database, row: JobRow) -> JobLine:

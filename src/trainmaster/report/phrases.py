@@ -16,7 +16,7 @@ from trainmaster.api.jobs import Attempt, JobPage
 from trainmaster.api.run import Check, Checkpoint, Preflight, Run
 from trainmaster.core.money.cost import dollars, say_at_end
 from trainmaster.core.results import Overall, Verdict
-from trainmaster.core.states import Stage, Status
+from trainmaster.core.states import CANCEL_REQUESTED, Stage, Status
 from trainmaster.report.formats import count, duration, percent, short
 
 TONES = {
@@ -82,6 +82,10 @@ def sentence(page: JobPage) -> str:
             took += f", on from {page.continues.name} {page.continues.id[:8]}"
         loss = f" Loss {loss_words(page)}." if run.loss_ratio is not None or run.sick_since is not None else ""
         return f"{done.capitalize() or 'Finished'}{took}.{loss}"
+    if page.cancelled_by is not None and page.status in (Status.CANCELLING, Status.CANCELLED):
+        word = "Cancelled" if page.status.final else "Asked to save and stop"
+        more = "" if page.message in ("", CANCEL_REQUESTED) else f": {page.message}"
+        return f"{word} by {page.cancelled_by}{more}" + ("" if more else ".")
     if page.status.final or page.message:
         return page.message or (f"Stopped after {done}." if done else "It left no message.")
     if page.status is Status.CANCELLING:

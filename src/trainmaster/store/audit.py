@@ -28,6 +28,23 @@ def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, off
         return [AuditEntry(**row) for row in conn.execute(query).mappings()]
 
 
+def find_canceller(db: Database, job_id: str) -> str | None:
+    """The first who cancelled a job. None where nobody did, or its search had stopped it before."""
+    query = select(t.audit.c.who, t.audit.c.action).where(
+        t.audit.c.subject == f"job:{job_id}", t.audit.c.action.in_(("job.cancel", "job.prune"))
+    )
+    with db.read() as conn:
+        row = conn.execute(query.order_by(t.audit.c.id).limit(1)).first()
+    return row.who if row is not None and row.action == "job.cancel" else None
+
+
+def find_set_canceller(db: Database, set_id: str) -> str | None:
+    """The one who cancelled a set."""
+    query = select(t.audit.c.who).where(t.audit.c.subject == f"set:{set_id}", t.audit.c.action == "set.cancel")
+    with db.read() as conn:
+        return conn.execute(query.order_by(t.audit.c.id.desc()).limit(1)).scalar()
+
+
 def list_origins(db: Database, job_ids: Sequence[str]) -> dict[str, str]:
     """By job: the one that it runs again. One query along the index of subjects."""
     subjects = {f"job:{job_id}": job_id for job_id in job_ids}

@@ -307,6 +307,15 @@ def job_costs(db: Database, jobs: Collection[str], *, now: datetime) -> dict[str
     return amounts
 
 
+def is_any_priced(db: Database, *, project: str | None = None) -> bool:
+    """Whether an attempt of a project, or of any, has a price over 0."""
+    query = select(_ATTEMPTS.id).where(_ATTEMPTS.price_cents_per_hour > 0).limit(1)
+    if project is not None:
+        query = query.join(t.jobs, _JOBS.id == _ATTEMPTS.job_id).where(_JOBS.project == project)
+    with db.read() as conn:
+        return conn.execute(query).first() is not None
+
+
 def list_run(conn: Connection, first: str | None) -> list[str]:
     """The jobs of a run by the id of its first one; none for a job that resumes no other."""
     if first is None:

@@ -35,7 +35,7 @@ from sqlalchemy import (
 from trainmaster.core.errors import JobUnreadable, KeyTaken, SpecError
 from trainmaster.core.schema import Parts, build, to_plain
 from trainmaster.core.spec import JobSpec
-from trainmaster.core.states import Reason, Stage, Status, may_move, status_in
+from trainmaster.core.states import CANCEL_REQUESTED, Reason, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
 from trainmaster.store.columns import Sound, word
 from trainmaster.store.database import Database
@@ -164,13 +164,13 @@ def request_cancel(conn: Connection, job_id: str, *, at: datetime) -> bool:
                 cancel_requested=True,
                 cancel_at=at,
                 status=Status.CANCELLING.value,
-                message="cancel requested",
+                message=CANCEL_REQUESTED,
                 rest_until=None,  # whatever it was waiting for, it is to stop now
             )
         )
         stage = Stage(row.stage)
         status = Status.CANCELLING.value
-        _remember(conn, job_id, at=at, seen=stage, to=stage, status=status, message="cancel requested")
+        _remember(conn, job_id, at=at, seen=stage, to=stage, status=status, message=CANCEL_REQUESTED)
     return True
 
 

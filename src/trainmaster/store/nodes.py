@@ -59,6 +59,14 @@ def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
         return [CheckRecord(**row) for row in conn.execute(query).mappings()]
 
 
+def list_checked(db: Database, attempt: str) -> tuple[str, ...]:
+    """The nodes on which checks of an attempt ran, by name."""
+    c = t.check_results.c
+    with db.read() as conn:
+        found = conn.execute(select(c.node).where(c.attempt == attempt).distinct().order_by(c.node)).scalars()
+        return tuple(found)
+
+
 def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[Node]:
     """Every node that was ever checked, by name, with what its newest checks said."""
     c, j = t.check_results.c, t.jobs.c

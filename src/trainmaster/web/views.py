@@ -49,7 +49,7 @@ def jobs(
             db, status=status, project=seen, find=find or None, by=by or None, limit=most, offset=skip
         )
         sets = ()
-    every = page.total
+    every, paid = page.total, jobs_page.has_costs(db, page)
     if sort:
         page = jobs_page.sort(page, sort, limit=limit, offset=offset)
 
@@ -65,8 +65,9 @@ def jobs(
     again = link() + ("&" if "?" in link() else "?") + "part=1"
     template = "jobs_part.html" if part else "jobs.html"
     return render(
-        template, page=page, link=link, statuses=list(Status), again=again, who=who, sets=sets, sort=sort, every=every
-    )
+        template, page=page, link=link, statuses=list(Status), again=again, who=who, sets=sets, sort=sort, every=every,
+        paid=paid,
+    )  # fmt: skip
 
 
 @router.get("/jobs/{uuid}/report")

@@ -75,6 +75,7 @@ def _print(page: JobPage, place: Mapping[str, str]) -> None:
     rows = {
         "status": _status(page),
         "reason": f"{page.reason}: {escape(page.message)}" if page.reason else escape(page.message),
+        "cancelled by": escape(page.cancelled_by or ""),
         **place,
         "careful": escape("; ".join(filter(None, (page.careful, *run.warnings)))),
         "to do": escape(page.to_do or ""),

@@ -154,7 +154,7 @@ def advance(db: Database, *, load: Callable[[str], Target] = targets.load) -> No
 def _advance(db: Database, row: SetRow, load: Callable[[str], Target]) -> None:
     trials = sets.list_trials(db, row.id)
     if row.cancel_at is not None:
-        _cancel_jobs(db, trials)
+        _cancel_jobs(db, trials, by=audit.find_set_canceller(db, row.id))
     if searches.find_search(db, row.id) is not None:
         searching.advance(db, row, load=load)
         return
@@ -181,7 +181,7 @@ def cancel(db: Database, set_id: str, *, by: str = submitting.LOCAL) -> None:
     if not accepted:
         result = _find_result(row, sets.list_trials(db, set_id), searches.find_search(db, set_id) is not None)
         raise JobFinal(f"set {set_id} is already {result}; there is nothing to cancel")
-    _cancel_jobs(db, sets.list_trials(db, set_id))
+    _cancel_jobs(db, sets.list_trials(db, set_id), by=by)
     if searches.find_search(db, set_id) is None:  # the ends of a search's trials are still to be recorded
         _end(db, row)
 
@@ -224,12 +224,12 @@ def _begin(db: Database, row: SetRow, trial: TrialRow, load: Callable[[str], Tar
     return True
 
 
-def _cancel_jobs(db: Database, trials: list[TrialRow]) -> None:
+def _cancel_jobs(db: Database, trials: list[TrialRow], *, by: str | None) -> None:
     for trial in trials:
         # Without its spec: a trial that cannot be read keeps no other from its stop.
         job = find_head(db, trial.job_id) if trial.job_id is not None and trial.open else None
         if job is not None and not job.cancel_requested:
-            submitting.request_cancel(db, job.id)
+            submitting.request_cancel(db, job.id, by=by or submitting.LOCAL)
 
 
 def _end(db: Database, row: SetRow) -> None:

@@ -25,6 +25,7 @@ from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, people, tokens, webhooks
+from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.projects import list_granted
 from trainmaster.web import dependencies
@@ -42,6 +43,7 @@ _AUDIT = 50  # entries on a page
 _MOST_TOKENS = 200
 _MOST_SESSIONS = 200
 _AMOUNT = re.compile(r"([0-9]{1,13})(?:\.([0-9]{1,2}))?")  # dollars
+_NONE = "none"  # in a field: no cap, no limit
 _MOST_ID = (1 << 63) - 1
 
 
@@ -58,11 +60,15 @@ class Notice:
 
 @router.get("/settings")
 def show_settings(
-    request: Request, db: dependencies.Db, who: dependencies.Viewer, offset: dependencies.Offset = 0,
+    *, request: Request, db: dependencies.Db, who: dependencies.Viewer, offset: dependencies.Offset = 0,
     subject: Annotated[str, Query(pattern=r"^[^\x00]{0,256}$")] = "",
+    project: Annotated[str | None, Query(pattern=dependencies.NAME)] = None,
 ) -> Response:  # fmt: skip
-    """What the caller may see: who they are; as an admin the tokens and webhooks; of the server also the rest."""
-    return _page(request, db, who, offset=offset, subject=subject)
+    """What the caller may see: who they are; as an admin the tokens and webhooks; of the server also the rest.
+
+    `project`: the one whose cap and share the forms begin with.
+    """
+    return _page(request, db, who, offset=offset, subject=subject, project=project)
 
 
 @router.post("/settings/tokens")
@@ -162,18 +168,18 @@ def end_session(db: dependencies.Db, who: dependencies.Operator, form: Posted) -
 
 @router.post("/settings/budgets")
 def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
-    """Set or remove what a project may spend."""
+    """Set what a project may spend, or remove it: an empty field must not, it may be one that nobody filled."""
 
     def change() -> Notice:
         project = _name(form)
         period: Literal["total", "month"] = "total" if form.text("period") == "total" else "month"
         when, dollars_text = "in all" if period == "total" else "each month", form.text("dollars").removeprefix("$")
-        if not dollars_text:
+        if dollars_text == _NONE:
             costs_api.remove_budget(project, period, db, who)
             return Notice(text=f"Project {project} has no cap {when} any more.")
         amount = _AMOUNT.fullmatch(dollars_text)
         if amount is None:
-            raise Refused(422, "bad_form", "dollars: write an amount as 5000 or 12.50, or leave it empty for no cap")
+            raise Refused(422, "bad_form", f"dollars: write an amount as 5000 or 12.50, or {_NONE} for no cap")
         cap = costs_api.Cap(cap_cents=int(amount[1]) * 100 + int((amount[2] or "").ljust(2, "0")))
         costs_api.set_budget(project, period, cap, db, who)
         return Notice(text=f"Project {project} may spend {dollars(cap.cap_cents)} {when}.")
@@ -183,12 +189,16 @@ def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form
 
 @router.post("/settings/shares")
 def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator, form: Posted) -> Response:
-    """Set what a project may have of the machines that our own queue gives out."""
+    """Set what a project may have of the machines that our own queue gives out. An empty field changes nothing."""
 
     def change() -> Notice:
-        project, quota = _name(form), form.number("quota", most=1_000_000)
+        project = _name(form)
+        now = devices.list_shares(db).get(project)
+        quota = None if form.text("quota") == _NONE else form.number("quota", most=1_000_000)
+        if not form.text("quota") and now is not None:
+            quota = now.quota
         try:
-            weight = float(form.text("weight") or 1)
+            weight = float(form.text("weight") or (now.weight if now is not None else 1))
         except ValueError:
             raise Refused(422, "bad_form", "weight: a number over 0, as 2 or 0.5") from None
         queue_api.set_share(project, queue_api.ShareBody(weight=weight, quota=quota), db, who)
@@ -291,7 +301,7 @@ def _create(
 
 def _page(
     request: Request, db: Database, who: Caller, *, offset: int = 0, subject: str = "", notice: Notice | None = None,
-    typed: Form | None = None, status_code: int = 200,
+    typed: Form | None = None, status_code: int = 200, project: str | None = None,
 ) -> Response:  # fmt: skip
     admin, operator = who.may(Role.ADMIN), who.runs_server
     hooks: Sequence[Webhook] = ()
@@ -299,6 +309,8 @@ def _page(
         with db.read() as conn:
             hooks = webhooks.list_webhooks(conn, project=who.project)
     entries = audit.list_audit(db, subject=subject or None, limit=_AUDIT + 1, offset=offset) if operator else []
+    listed = projects.read(db, project=who.project) if admin else None
+    wanted = who.project or project
     names, trouble, has_link = _channels(request) if operator else ((), "", True)
     return render(
         "settings.html",
@@ -314,7 +326,8 @@ def _page(
         own_tokens=tokens.list_owned(db, who.session.person) if who.session is not None else (),
         own_days=tokens.PERSONAL.days,
         tokens=tokens_page.read(db, project=who.project, limit=_MOST_TOKENS).tokens if admin else (),
-        projects=projects.read(db, project=who.project) if admin else None,
+        projects=listed,
+        chosen=next((each for each in listed.projects if each.name == wanted), None) if listed else None,
         hooks=hooks,
         failing=_failing(db, hooks),
         topics=get_args(webhooks_api.Topic),

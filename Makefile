@@ -11,7 +11,7 @@ SAMPLE  ?= $(shell date -u +%F)
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo serve clean test checked tested collected quick parallel alone affected test-both lint types kubernetes system-packages \
+.PHONY: help demo serve clean test checked timed collected quick parallel alone affected test-both lint types kubernetes system-packages \
 	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue chaos-search queue-traces queue-rules hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
@@ -21,16 +21,16 @@ help: ## this list
 demo: $(VENV)/.run ## check this machine, train a small model on it, write the report
 	$(BIN)/trainmaster demo
 
-test: checked alone tested ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
+test: checked timed parallel ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
 
 # Beside lint the Kubernetes programs are built, where they are not there: with root a fresh machine tests what every
 # other does. The script ends with 3 where they cannot be built; it has said so, and their tests are skipped.
 checked:
 	@$(MAKE) --no-print-directory -j 3 lint kubernetes collected
 
-# mypy has work for one core: beside the tests it costs half of its time.
-tested:
-	@$(MAKE) --no-print-directory -j 2 types parallel
+# mypy has work for one core. The tests that run one at a time leave one idle, and it takes nothing from them.
+timed:
+	@$(MAKE) --no-print-directory -j 2 types alone
 
 # Once for all: each worker would compile every test file, and what it imports, by itself. Two halves, for two cores.
 collected: $(VENV)/.dev
@@ -46,7 +46,7 @@ lint: $(VENV)/.dev ## ruff: style and mistakes
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev ## mypy, strict
-	$(BIN)/mypy
+	nice -n 19 $(BIN)/mypy
 
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"

@@ -70,9 +70,9 @@ class _Scene:
         return f"/jobs/{self.job.id}/logs?" + urlencode({k: v for k, v in asked.items() if v not in (None, "")})
 
     def link_line(self, line: LogLine) -> str:
-        """A page has hundreds: what their links have in common is put together once."""
+        """A page has hundreds: what their links have in common is put together once, and they leave out its path."""
         if (start := self._starts.get(line.stream)) is None:
-            start = self._starts[line.stream] = self.link(stream=line.stream)
+            start = self._starts[line.stream] = f"?{self.link(stream=line.stream).partition('?')[2]}"
         return f"{start}&at={line.offset}#L{line.offset}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,18 @@ def test_on_this_machine_the_job_runs_in_its_own_copy(tmp_path: Path, spec: Path
     again = run("submit", str(spec), *home)
     assert again.exit_code == 0 and "bytes sent" not in again.stderr
     assert stored(tmp_path / "home") == 4
+
+
+def test_a_spec_that_names_files_sent_before_says_that_this_folder_is_not_used(tmp_path: Path, spec: Path) -> None:
+    """Copied from the page of a job that failed, into a folder where its script was mended."""
+    home = ["--home", str(tmp_path / "home")]
+    assert run("submit", str(spec), *home).exit_code == 0
+    sent = json.loads(run("show", "trial", "--json", *home).stdout)["spec"]["workdir"]
+    copied = spec.with_name("copied.yaml")
+    copied.write_text(f"{spec.read_text()}\nworkdir: {sent}\n")
+    done = run("submit", str(copied), *home)
+    said = f"workdir: the files that were sent as {sent.removeprefix('sha256:')[:12]}; none of this folder"
+    assert done.exit_code == 0 and said in done.stderr.replace("\n", " "), done.output
 
 
 @pytest.mark.proof

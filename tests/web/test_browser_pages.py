@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pages import samples
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.furnished import serving, wait_until
-from web.test_compare_page import pair
+from web.test_compare_page import pair, run
 from web.test_nodes_page import cluster
 
 
@@ -33,6 +34,30 @@ def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None
         tab.keyboard.press("ArrowRight")
         expect(tab.locator("#readout")).to_contain_text("run-0")
         tab.goto("about:blank")  # a page that still asked would be refused, and complain
+
+
+@pytest.mark.matrix(one_in=20, of="every page in a browser")
+def test_a_value_of_another_step_than_the_one_pointed_at_says_so(tab: Page, db: Database, tmp_path: Path) -> None:
+    """Of 300 steps 240 are here: values of steps 152 and 153 were told as those of step 152.3."""
+    ids = ",".join(run(db, name=f"run-{steps}", steps=steps).id for steps in (300, 310))
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        tab.goto(f"{url}/compare?jobs={ids}")
+        expect(tab.locator("#comparison")).to_have_attribute("data-drawn", "1")
+        tab.locator("#overlay").focus()
+        told = []
+        for _ in range(40):
+            tab.keyboard.press("ArrowRight")
+            told.append(tab.locator("#readout").inner_text())
+        tab.goto("about:blank")
+    elsewhere = 0
+    for text in told:
+        pointed = re.match(r"step ([\d,]+): ", text)
+        assert pointed is not None, f"no whole step: {text}"
+        for value, at in re.findall(r"run-\d+ ([\d.]+)(?: \(at (\d+)\))?", text):
+            step = int(at or pointed[1])
+            elsewhere += bool(at)
+            assert abs(float(value) * step - 1) < 0.01, f"a loss of 1/step that is of another step: {text}"
+    assert elsewhere, "each step of both runs was here: the test shows nothing"
 
 
 @pytest.mark.matrix(one_in=20, of="every page in a browser")

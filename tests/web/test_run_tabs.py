@@ -365,3 +365,10 @@ def test_a_page_of_a_log_asks_for_no_file_of_a_template(
     asked: list[str] = []
     monkeypatch.setattr("jinja2.loaders.os.path.getmtime", lambda path: asked.append(str(path)) or 0.0)
     assert client.get(link).status_code == 200 and asked == []
+
+
+def test_a_spec_whose_folder_was_sent_says_what_submitting_it_again_runs(client: TestClient, db: Database) -> None:
+    sent = samples.pending(db, name="sent", workdir=f"sha256:{'0a' * 32}")
+    plain = samples.pending(db, name="plain")
+    said = "Submitted as it is, this spec runs those files again"
+    assert said in client.get(f"/jobs/{sent.id}/spec").text and said not in client.get(f"/jobs/{plain.id}/spec").text

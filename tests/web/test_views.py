@@ -219,3 +219,11 @@ def test_search_finds_jobs_failures_nodes_and_gpus_of_the_callers_project(client
     assert "Nothing was found" in client.get("/search", params={"q": "no such thing"}).text
     hostile = "<img src=x onerror=alert(1)>%_"
     assert "<img" not in client.get("/search", params={"q": hostile}).text and kinds(hostile) == []
+
+
+def test_a_filter_that_fits_no_job_leads_to_the_search(client: TestClient, db: Database) -> None:
+    """The text of an error, typed into the filter of names."""
+    samples.pending(db)
+    text = client.get("/", params={"find": "no such file & more"}).text
+    assert 'id="search-instead" href="/search?q=no+such+file+%26+more"' in text and 'id="show-all"' in text
+    assert "search-instead" not in client.get("/?by=nobody").text

@@ -15,21 +15,24 @@ def count(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"  # a step of 2**63-1 is no float
 
 
+_LARGE = 999_950_000_000_000  # rounds to 1000T
+
+
 def short(value: float | None) -> str:
-    """Three or four significant digits with k, M, B, T; small numbers as they are: 1.93, 0.0004, 12.4k."""
+    """Three or four significant digits with k, M, B, T; small numbers as they are: 1.93, 0.0004, 12.4k, 3.35e+29."""
     if value is None:
         return ABSENT
     if not math.isfinite(value):
         return str(value)
+    if abs(value) >= _LARGE or 0 < abs(value) < 1e-4:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{trim(mantissa)}e{int(power):+d}"
     for size, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         # Rounding comes first: 999,950 reads 1M, not 1000k.
         if abs(value) >= size * 0.99995:
             return trim(f"{value / (1e3 if suffix == 'k' else size):.3g}") + suffix
     if value == 0:
         return "0"
-    if abs(value) < 1e-4:
-        mantissa, _, power = f"{value:.2e}".partition("e")
-        return f"{trim(mantissa)}e{int(power)}"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return trim(f"{value:.4g}" if abs(value) >= 1 else f"{value:.3g}")

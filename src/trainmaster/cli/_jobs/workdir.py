@@ -75,6 +75,8 @@ def send(jobs: Jobs, job: JobSpec, workdir: Workdir, *, home: Path, server: bool
     from trainmaster.client import workdir as snapshots
 
     if workdir.folder is None:
+        if (digest := find_digest(job.workdir)) is not None:
+            _console.note(f"workdir: the files that were sent as {digest[:12]}; none of this folder")
         return job
     try:
         if not workdir.stated and workdir.folder in (Path.home(), Path("/")):

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from trainmaster.api.compare import ComparedRun
 from trainmaster.core.clean_text import clean
 from trainmaster.core.ids import is_uuid
+from trainmaster.core.money.cost import submitter
 from trainmaster.pages import compare
 from trainmaster.store.page_rows.runs import find_runs, list_choices
 from trainmaster.web import dependencies, rows
@@ -111,8 +112,8 @@ def compare_csv(
     ])  # fmt: skip
     for run in _sorted(page.runs, sort):
         table.writerow([
-            run.id, _cell(run.name), _cell(run.project), _cell(run.target), _cell(run.submitted_by), run.status.value,
-            run.created_at.isoformat(), run.duration_s, run.cost_cents, run.step,
+            run.id, _cell(run.name), _cell(run.project), _cell(run.target), _cell(submitter(run.submitted_by)),
+            run.status.value, run.created_at.isoformat(), run.duration_s, run.cost_cents, run.step,
             *(_cell(run.fields[field]) for field in fields),
             *(run.values.get(name, run.texts.get(name)) for name in page.metrics),
         ])  # fmt: skip

@@ -120,10 +120,13 @@
   const near = (kept, x) => kept.reduce((best, p) => (p && (!best || Math.abs(p[0] - x) < Math.abs(best[0] - x)) ? p : best), null);
   const read = (x) => {
     if (!scale) return;
-    cursor = Math.max(scale.left, Math.min(scale.right, x));
+    const time = field("by-time").checked;
+    cursor = Math.max(scale.left, Math.min(scale.right, time ? x : Math.round(x))); // runs have whole steps
     const found = scale.drawn.map(({ run, kept }) => [run.name, near(kept, cursor)]).filter(([, p]) => p).sort((a, b) => a[1][1] - b[1][1]);
     const some = found.length > 6 ? [...found.slice(0, 3), null, ...found.slice(-3)] : found;
-    out.textContent = `${field("by-time").checked ? "at" : "step"} ${show(cursor)}: ${some.map((item) => (item ? `${item[0]} ${show(item[1][1])}` : "…")).join(" · ")}`;
+    // Of a long run not every point is here: one of another step says so.
+    const of = ([name, [at, value]]) => `${name} ${show(value)}${time || at === cursor ? "" : ` (at ${show(at)})`}`;
+    out.textContent = `${time ? "at" : "step"} ${show(cursor)}${Number(field("smooth").value) ? ", smoothed" : ""}: ${some.map((item) => (item ? of(item) : "…")).join(" · ")}`;
     later();
   };
   const zoom = (low, high) => { view = high > low ? [low, high] : null; later(); };

@@ -11,6 +11,7 @@ export const clock = (s) => {
 };
 const short = (n) => {
   const size = Math.abs(n);
+  if (size >= 1e13) return n.toExponential(1);
   for (const [limit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (size >= limit) return `${+(n / limit).toPrecision(4)}${letter}`;
   return size && size < 1e-3 ? n.toExponential(1) : String(+n.toPrecision(4));
 };

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from trainmaster.core.health import NodeHealth
 from trainmaster.core.results import CheckResult
-from trainmaster.pages.parts.run_summary import _findings
+from trainmaster.pages.parts.preflights import read_findings
 from trainmaster.store.nodes import Checked
 
 
@@ -15,7 +15,7 @@ def build(checked: Checked, *, planned: Collection[str] = ()) -> NodeHealth:
 
     It is never known to be a whole run (`left_out`): a job chooses the level of its pre-flight.
     """
-    results = tuple(CheckResult(check=name, findings=_findings(raw), took_s=0.0) for name, raw in checked.rows)
+    results = tuple(CheckResult(check=name, findings=read_findings(raw), took_s=0.0) for name, raw in checked.rows)
     return NodeHealth(
         node=checked.node,
         level=0,

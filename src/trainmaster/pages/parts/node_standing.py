@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trainmaster.core.results import CheckResult, Verdict
-from trainmaster.pages.parts.run_summary import _findings
+from trainmaster.pages.parts.preflights import read_findings
 from trainmaster.store import nodes as store
 from trainmaster.store.database import Connection
 from trainmaster.store.nodes import MeasuredCheck
@@ -47,6 +47,6 @@ def judge(verdict: Verdict | None, standing: list[Measured]) -> tuple[Verdict | 
 def _to_measured(row: MeasuredCheck) -> Measured:
     from trainmaster.cluster.health.history import Measured
 
-    result = CheckResult(check=row.check, findings=_findings(row.findings), took_s=0.0)
+    result = CheckResult(check=row.check, findings=read_findings(row.findings), took_s=0.0)
     bad = next((finding for finding in result.findings if finding.verdict is row.verdict), result.findings[0])
     return Measured(check=row.check, verdict=row.verdict, at=row.at, reason=bad.reason[:300], device=bad.device)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainmaster.api.events import Event
-from trainmaster.api.run import Check, Checkpoint, Curves, Garbage, Preflight, Run
+from trainmaster.api.run import Checkpoint, Curves, Garbage, Preflight, Run
 from trainmaster.core.events import Phase
-from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
+from trainmaster.core.results import CheckResult
+from trainmaster.pages.parts import preflights
 from trainmaster.pages.parts.downsample import Curve, number, sick_text, text, whole
 from trainmaster.store.capacity.event_quota import CUT
 from trainmaster.store.events import ScannedEvent
@@ -37,7 +38,6 @@ def progress(step: int | None, steps: int | None) -> float | None:
 
 _PER_STEP = ("loss", "tokens_per_s", "lr", "grad_norm")
 _LIMITS = tuple((name, _LOSS_POINTS if name == "loss" else _SIDE_POINTS) for name in (*_PER_STEP, "eval_loss"))
-_URGENCY = {Verdict.FAIL: 0, Verdict.ERROR: 1, Verdict.WARN: 2}
 
 
 @dataclass(slots=True)
@@ -254,34 +254,16 @@ class RunSummary:
         elif row.event == "check":
             name = text(row.data, "check") or "(unnamed)"
             took_s = number(row.data, "took_s")
-            result = CheckResult(check=name, findings=_findings(row.data.get("findings")), took_s=took_s or 0.0)
+            result = CheckResult(
+                check=name, findings=preflights.read_findings(row.data.get("findings")), took_s=took_s or 0.0
+            )
             self._checks[name] = (result, took_s)
 
     def _preflight(self, *, over: bool) -> Preflight | None:
         if not self._checks_of:
             return None
         over = over or self._checks_over or self._checks_of < self._attempt or self._start_of == self._checks_of
-        silent = [name for name in self._planned if name not in self._checks] if over else []
-        rows = [
-            Check(
-                check=name,
-                device=finding.device,
-                verdict=finding.verdict,
-                reason=finding.reason,
-                action=finding.action,
-                values=finding.values,
-                took_s=took_s,
-            )
-            for name, (result, took_s) in self._checks.items()
-            for finding in result.findings
-        ]
-        rows += [_silent(name) for name in silent]
-        # What is wrong stands first; the rest in the order it was planned.
-        order = {name: place for place, name in enumerate(self._planned)}
-        rows.sort(key=lambda row: (_URGENCY.get(row.verdict, 3), order.get(row.check, len(order))))
-        results = [result for result, _ in self._checks.values()]
-        overall = judge_overall(results, planned=self._planned) if over else None
-        return Preflight(attempt=self._checks_of, overall=overall, checks=tuple(rows))
+        return preflights.shape(self._checks_of, self._checks, planned=self._planned, over=over)
 
     def _add_garbage(self, row: Event | ScannedEvent) -> None:
         self._garbage_lines += 1
@@ -296,42 +278,6 @@ class RunSummary:
                     text=(row.text or "")[:_TEXT_SHOWN],
                 )
             )
-
-
-def _findings(raw: object) -> tuple[Finding, ...]:
-    """The findings of a check event; one that cannot be read counts as not measured."""
-    if not isinstance(raw, list) or not raw:
-        return (_error("the check reported no findings"),)
-    return tuple(_finding(item) if isinstance(item, dict) else _error("a finding that cannot be read") for item in raw)
-
-
-def _finding(item: Mapping[str, Any]) -> Finding:
-    word = item.get("verdict")
-    known = word in tuple(Verdict)
-    values = item.get("values")
-    return Finding(
-        verdict=Verdict(str(word)) if known else Verdict.ERROR,
-        reason=(text(item, "reason") or "") if known else f"unknown verdict {word!r}: {text(item, 'reason') or ''}",
-        action=text(item, "action"),
-        device=text(item, "device"),
-        values=values if isinstance(values, dict) else {},
-    )
-
-
-def _error(reason: str) -> Finding:
-    return Finding(verdict=Verdict.ERROR, reason=reason, action="see the agent's log")
-
-
-def _silent(name: str) -> Check:
-    return Check(
-        check=name,
-        device=None,
-        verdict=Verdict.ERROR,
-        reason="planned, but it never reported",
-        action="see the agent's log",
-        values={},
-        took_s=None,
-    )
 
 
 def _seconds(parts: object) -> dict[str, float]:

@@ -11,10 +11,13 @@ from fastapi import APIRouter, HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.api.events import Events
+from trainmaster.api.jobs import JobPage
+from trainmaster.api.run import Preflight
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
+from trainmaster.core.results import Overall
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage
-from trainmaster.pages import artifacts, deliveries, events, job_cost, queue, transitions
+from trainmaster.pages import artifacts, checks, deliveries, events, job_cost, queue, transitions
 from trainmaster.pages.parts.downsample import sick_text
 from trainmaster.report import html
 from trainmaster.store.database import Database
@@ -98,6 +101,8 @@ def detail(
         listed = _events(db, row.id, after, phase)
         more = {"events": listed, "rows": rows.events(listed.events), "more": len(listed.events) >= _EVENTS}
         more |= {"after": after, "phase": phase[:64]}
+    elif tab == "preflight":
+        more = {"checked": _checked(db, page)}
     elif tab == "files":
         more = {"files": artifacts.read(db, row.id).artifacts}
     elif tab == "cost":
@@ -108,6 +113,17 @@ def detail(
         more = {"transitions": transitions.read(db, row.id).transitions, "deliveries": sent}
     known = {"page": page, "whole": whole, "tab": tab, "tabs": TABS, "who": who, "may_act": who.may(Role.USER)}
     return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
+
+
+def _checked(db: Database, page: JobPage) -> tuple[tuple[str, Preflight], ...]:
+    """Each machine with its checks, where a job has several; the one of bad news first."""
+    shown = page.run.preflight
+    if shown is None:
+        return ()
+    tried = next((each for each in page.attempts if each.number == shown.attempt), None)
+    found = checks.read_nodes(db, page.id, shown, machines=tried.machines if tried is not None else ())
+    passed = {Overall.PASS: 2, Overall.WARN: 1}
+    return tuple(sorted(found, key=lambda one: passed.get(one[1].overall, 0) if one[1].overall else 3))
 
 
 def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:

@@ -12,23 +12,26 @@ import pytest
 from starlette.testclient import TestClient
 
 from pages import samples
+from pages.samples import encode
 from report.test_hostile import HOSTILE
 from trainmaster import targets
 from trainmaster.cluster.health import journal
-from trainmaster.core.events import Event
+from trainmaster.core.events import Event, split
 from trainmaster.core.health import ClusterHealth, NodeHealth
+from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.core.results import CheckResult, fail
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage, Status
 from trainmaster.pages import node_history, node_map
-from trainmaster.store import audit, jobs
+from trainmaster.store import attempts, audit, jobs
 from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
+from trainmaster.store.events import append_events
 from trainmaster.targets.slurm.drain import SlurmScheduler
 from trainmaster.web.app import create_app
 from trainmaster.web.kept import Kept
 from web.conftest import BASE, LOCAL
-from web.furnished import issue
+from web.furnished import issue, read_page
 
 
 def checks(serials: Sequence[str], *, bad: str = "", reason: str = "2 uncorrectable ECC errors") -> Iterator[Event]:
@@ -345,3 +348,35 @@ def test_search_finds_a_gpu_of_the_operators_checks_by_its_serial_number(
     assert [hit["kind"] for hit in client.get("/v1/search", params={"q": "gpu-0"}).json()["hits"]] == ["node"]
     of_lab = issue(db, "lab", Role.VIEWER, "lab")
     assert client.get("/v1/search", params={"q": "1651502434383"}, headers=of_lab).json()["hits"] == []
+
+
+def test_each_machine_of_a_job_has_its_own_preflight(client: TestClient, db: Database) -> None:
+    """Of four machines the page showed the first one's checks, without its name, and links of the others led there."""
+    story = samples.Story(db, samples.spec(target="slurm")).start()
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": ["gpu-01", "gpu-02", "gpu-03"]})
+    start = Event(phase="PROJECT", event="start", data={"attempt": story.attempt, "host": "gpu-01", "version": "0"})
+    story.tell([start, *checks(["1652000000001"])])
+    raw = encode(checks(["1652000000002"], bad="1652000000002"))
+    lines = split(raw, offset=0, zone=UTC, last=True)
+    with db.write() as conn:
+        assert append_events(conn, story.attempt, node_file(EVENTS_FILE, 1), seen_offset=0, lines=lines)
+    story.end_attempt().finish(Status.COMPLETED)
+
+    text = read_page(client.get(f"/jobs/{story.id}/preflight"))
+    blocks = re.findall(r'<h2 id="preflight-([^"]+)">.*?</section>', text, re.DOTALL)
+    assert blocks == ["gpu-02", "gpu-03", "gpu-01"], "the one with bad news first"
+    parts = {name: text.partition(f'<h2 id="preflight-{name}">')[2].partition("</section>")[0] for name in blocks}
+    assert "1652000000002" in parts["gpu-02"] and ">FAIL<" in parts["gpu-02"]
+    assert "1652000000001" in parts["gpu-01"] and ">PASS<" in parts["gpu-01"] and "1652000000002" not in parts["gpu-01"]
+    assert parts["gpu-03"].count("planned, but it never reported") == 2 and ">INCOMPLETE<" in parts["gpu-03"]
+    assert f'href="/jobs/{story.id}/preflight#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
+
+
+def test_a_serial_number_is_found_as_the_pages_write_it_and_leads_to_its_gpu(client: TestClient, db: Database) -> None:
+    cluster(db, nodes=2)
+    for words in ("1652000000002", "serial:1652000000002", "Serial: 1652000000002"):
+        text = read_page(client.get("/search", params={"q": words}))
+        assert 'href="/nodes/one?gpu=serial%3A1652000000002"' in text, words
+    found = client.get("/nodes/one?gpu=serial%3A1652000000002")
+    assert found.status_code == 200 and "1652000000002" in found.text

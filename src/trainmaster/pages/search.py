@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MOST = 20  # of each kind
 LONGEST = 100  # characters of a query
 _DEVICE_LETTERS = 5  # a shorter word stands in the findings of every check
+_WRITTEN = re.compile(r"^serial: ?", re.IGNORECASE)  # as the pages write a serial number
 _AROUND = 160  # characters of a text shown
 
 Page = SearchPage
@@ -29,6 +31,7 @@ def read(db: Database, query: str = "", *, project: str | None = None, home: Pat
     word = " ".join(query.replace("\x00", "").split())[:LONGEST]
     if not word:
         return SearchPage(query="", hits=(), more=False)
+    query, word = word, _WRITTEN.sub("", word) or word
     most = MOST + 1
     with db.read():
         # Found first and read then: one that cannot be read is left out, and says all the same that there are more.
@@ -51,12 +54,12 @@ def read(db: Database, query: str = "", *, project: str | None = None, home: Pat
         if row.job_id not in named
     ]  # fmt: skip
     hits += [_machine("node", row, "checked") for row in nodes[:MOST]]
-    hits += [_machine("gpu", row, _around(text, word)) for row, text in _each_once(devices[:MOST], word)]
+    hits += [_machine("gpu", row, _around(text, word), gpu=gpu) for row, text, gpu in _each_once(devices[:MOST], word)]
     known = {hit.title for hit in hits if hit.kind in ("node", "gpu")}
     checked = list(_find_checked(home, word, besides=known)) if home is not None else []
     hits += checked[:MOST]
     more = len(checked) > MOST or any(len(rows) > MOST for rows in (found, failures, nodes, devices))
-    return SearchPage(query=word, hits=tuple(hits), more=more)
+    return SearchPage(query=query, hits=tuple(hits), more=more)
 
 
 def _find_checked(home: Path, word: str, *, besides: Collection[str]) -> Iterator[Hit]:
@@ -82,12 +85,14 @@ def _checked_hit(kind: Any, entry: Entry, text: str) -> Hit:
     )  # fmt: skip
 
 
-def _machine(kind: Any, row: FoundNode, text: str) -> Hit:
-    return Hit(kind=kind, title=row.node, text=text, job_id=row.job_id, project=row.project, status=None, at=row.at)
+def _machine(kind: Any, row: FoundNode, text: str, *, gpu: str | None = None) -> Hit:
+    return Hit(
+        kind=kind, title=row.node, text=text, job_id=row.job_id, project=row.project, status=None, at=row.at, gpu=gpu
+    )
 
 
-def _each_once(rows: list[FoundNode], word: str) -> Iterator[tuple[FoundNode, str]]:
-    """The newest result of each node, with the finding that has the word."""
+def _each_once(rows: list[FoundNode], word: str) -> Iterator[tuple[FoundNode, str, str | None]]:
+    """The newest result of each node, with the finding that has the word and the GPU that it is of."""
     shown: set[str] = set()
     for row in rows:
         if row.node in shown:
@@ -96,8 +101,15 @@ def _each_once(rows: list[FoundNode], word: str) -> Iterator[tuple[FoundNode, st
             text = _words(finding)
             if word.lower() in text.lower():
                 shown.add(row.node)
-                yield row, text
+                yield row, text, _key(finding)
                 break
+
+
+def _key(finding: Any) -> str | None:
+    """A GPU by its serial number, as its page is asked for; None where the finding does not state one."""
+    values = finding.get("values") if isinstance(finding, dict) else None
+    serial = values.get("serial") if isinstance(values, dict) else None
+    return f"serial:{serial}" if isinstance(serial, str | int) and serial else None
 
 
 def _words(finding: Any) -> str:

@@ -35,7 +35,7 @@ TABS = (
     ("", "Overview"), ("logs", "Logs"), ("events", "Events"), ("checkpoints", "Checkpoints"),
     ("preflight", "Pre-flight"), ("attempts", "Attempts"), ("cost", "Cost"), ("files", "Files"), ("spec", "Spec"),
 )  # fmt: skip
-_EVENTS = 100  # on one page; of 200 server and browser have twice the work before the first is shown
+_EVENTS = 50  # on one page; of 100 server and browser have twice the work before the first is shown
 _BATCH = 5_000  # rows of a CSV file read at once
 router = APIRouter(include_in_schema=False)
 _LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)

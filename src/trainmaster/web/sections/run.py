@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -98,8 +99,8 @@ def detail(
         raise not_found(row.id)
     more: dict[str, Any] = {}
     if tab == "events":
-        listed = _events(db, row.id, after, phase)
-        more = {"events": listed, "rows": rows.events(listed.events), "more": len(listed.events) >= _EVENTS}
+        listed, beyond = _events(db, row.id, after, phase)
+        more = {"events": listed, "rows": rows.events(listed.events), "more": beyond}
         more |= {"after": after, "phase": phase[:64]}
     elif tab == "preflight":
         more = {"checked": _checked(db, page)}
@@ -150,12 +151,18 @@ def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller, 
     return answer
 
 
-def _events(db: Database, job_id: str, after: str, phase: str) -> Events:
+def _events(db: Database, job_id: str, after: str, phase: str) -> tuple[Events, bool]:
+    """One page, and whether there is another."""
     number, _, offset = after.partition(":")
     known = number.isdecimal() and offset.isdecimal() and len(number) < 10 and len(offset) < 19
     place = (int(number), int(offset)) if known else None
     phase = phase.replace("\x00", "")[:64]
-    return events.read(db, job_id, after=place, limit=_EVENTS, phase=phase or None)
+    listed = events.read(db, job_id, after=place, limit=_EVENTS + 1, phase=phase or None)
+    if len(listed.events) <= _EVENTS:
+        return listed, False
+    shown = listed.events[:_EVENTS]
+    number, offset = shown[-1].cursor
+    return dataclasses.replace(listed, events=shown, next=f"{number}:{offset}"), True
 
 
 def _csv(db: Database, job_id: str) -> Iterator[str]:

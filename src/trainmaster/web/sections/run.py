@@ -161,8 +161,7 @@ def _events(db: Database, job_id: str, after: str, phase: str) -> tuple[Events, 
     if len(listed.events) <= _EVENTS:
         return listed, False
     shown = listed.events[:_EVENTS]
-    number, offset = shown[-1].cursor
-    return dataclasses.replace(listed, events=shown, next=f"{number}:{offset}"), True
+    return dataclasses.replace(listed, events=shown, next="{}:{}".format(*shown[-1].cursor)), True
 
 
 def _csv(db: Database, job_id: str) -> Iterator[str]:

@@ -162,6 +162,43 @@ def test_the_forecast_is_what_runs_now_until_the_month_ends(db: Database) -> Non
     assert (total.left_cents, total.forecast_cents, round((total.reached_at - NOW) / HOUR, 3)) == (100, None, 2)
 
 
+def test_a_budget_has_a_date_only_where_the_forecast_comes_to_it(db: Database) -> None:
+    """$1 an hour for two hours more, and $10 an hour for one: $12 ahead."""
+    for cents, left_h in ((100, 2), (1000, 1)):
+        limits = Limits(timeout_s=left_h * 3600 + 3598, grace_s=0)  # it starts 2 s after it is placed
+        run(db, cents=cents, start=NOW - HOUR, over=False, limits=limits)
+    with db.write() as conn:
+        for project in ("research", "lab"):
+            costs.set_budget(conn, project, "month", 2_400, at=NOW)
+            costs.set_budget(conn, project, "total", 2_400, at=NOW)
+
+    def read() -> list[tuple[int | float, object, object]]:
+        lines = spending.read(db, month=NOW, now=NOW).budgets
+        return [
+            (line.spent_cents, line.forecast_cents, line.reached_at and round((line.reached_at - NOW) / HOUR, 2))
+            for line in lines
+        ]
+
+    assert read() == [(0, 0, None), (0, None, None), (1100, 2300, None), (1100, None, None)]
+    for cap, hours in ((2_300, 2.0), (2_250, 1.5), (2_200, 1.0), (1_650, 0.5), (1_000, 0.0)):
+        with db.write() as conn:
+            for period in ("month", "total"):
+                costs.set_budget(conn, "research", period, cap, at=NOW)
+        assert [line[2] for line in read()[2:]] == [hours, hours], cap
+    run(db, cents=1, start=NOW, over=False)  # nothing says when it ends
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "total", 2_400, at=NOW)
+    assert read()[3][2] == 100.0
+
+
+def test_a_budget_without_a_date_says_for_which_time(db: Database, client: TestClient) -> None:
+    with db.write() as conn:
+        for period in ("month", "total"):
+            costs.set_budget(conn, "research", period, 2_400, at=NOW)
+    card = client.get("/cost").text.partition('id="budgets"')[2].partition("</section>")[0]
+    assert card.count("not this month") == card.count("not at this rate") == 1
+
+
 def test_the_limits_of_a_job_bound_its_forecast(db: Database) -> None:
     """$36 an hour for ten minutes and the grace, not until the month ends. It starts 2 s after it is placed."""
     run(db, cents=3600, start=NOW - HOUR / 12, over=False, limits=Limits(timeout_s=600, grace_s=60))

@@ -154,7 +154,7 @@ class BudgetOutlook:
     left_cents: Cents
     share: float | None
     forecast_cents: Cents | None
-    reached_at: datetime | None  # at the present rate; null: not in this period
+    reached_at: datetime | None  # by what runs now, until it ends; null: not in this period, or never
     unknown_parts: int = 0  # attempts whose price nobody stated, which do not count
 
 

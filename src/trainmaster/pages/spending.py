@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from trainmaster import targets
 from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending
 from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_by, round_cents
-from trainmaster.core.states import Stage
+from trainmaster.core.states import Stage, Status
 from trainmaster.pages.cost import cap_cents, list_earlier, list_spent
-from trainmaster.pages.parts.usage import add_groups, by_person, by_project, by_target, line_of, list_lines
+from trainmaster.pages.parts.usage import add_groups, by_person, by_project, by_target, cost_of, line_of, list_lines
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import BudgetRow, Charge
@@ -70,6 +70,8 @@ def read(
         forecast_cents=round_cents(known) if known or not (unknown_going or add_groups(this_month)[1]) else None,
         bounded_jobs=len(bounded),
         gpu_hours=math.fsum(group.gpu_hours for group in groups),
+        failed=cost_of(groups, Status.FAILED),
+        cancelled=cost_of(groups, Status.CANCELLED),
         projects=list_lines(groups, by_project),
         people=list_lines(groups, by_person),
         targets=list_lines(groups, by_target),

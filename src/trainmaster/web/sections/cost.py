@@ -20,7 +20,8 @@ from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
 _FRESH_S = 30.0  # every attempt of half a year is in it
-_LOST = frozenset({Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE, Bin.DATA_WAIT, Bin.STRAGGLER_WAIT})
+_LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE, Bin.DATA_WAIT, Bin.STRAGGLER_WAIT)
+_LOST_WORDS = f"{', '.join(bin_.label for bin_ in _LOST[:-1])} and {_LOST[-1].label}"
 
 
 @router.get("/cost")
@@ -58,6 +59,7 @@ def show_costs(
         chosen=project,
         ledger=ledger,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
+        lost_words=_LOST_WORDS,
         **BINS,
         who=who,
     )

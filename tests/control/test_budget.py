@@ -99,7 +99,7 @@ def test_a_cap_counts_the_earlier_jobs_of_a_run(db: Database) -> None:
     assert attempt_of(db, again).stop_reason is Reason.OVER_BUDGET
     job = jobs.find_job(db, again)
     assert job is not None
-    why = budget.refuse_start(db, replace(job, attempts=0), price=600, now=NOW + 0.2 * HOUR)
+    why = budget.refuse_start(db, replace(job, attempts=0), now=NOW + 0.2 * HOUR)
     assert why is not None and "limits.max_cost is spent" in why
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from trainmaster.core.money.cost import month_of
 from trainmaster.core.roles import Role
 from trainmaster.store import audit, costs
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
+from trainmaster.web.kept import Kept
 from web.conftest import BASE, LOCAL
 from web.furnished import issue
 from web.test_cost_page import HOUR, run
@@ -38,6 +40,46 @@ def test_a_cap_is_set_seen_with_what_is_used_of_it_and_removed(db: Database, cli
     assert gone.status_code == 200 and "$12.50" not in projects_card(client)
     assert client.post("/settings/budgets", data={"project": "lab", "dollars": "none"}).status_code == 404
     assert [entry.action for entry in audit.list_audit(db)] == ["budget.remove", "budget.set"]
+
+
+def test_what_was_spent_without_a_cap_is_shown(db: Database, client: TestClient) -> None:
+    now = datetime.now(UTC)
+    run(db, cents=8_000, start=month_of(now).start, hours=0.001, project="lab")
+    run(db, cents=70_000, start=now - timedelta(days=70), project="lab")
+    run(db, cents=None, start=now - timedelta(days=70), project="lab")
+    with db.write() as conn:
+        costs.set_budget(conn, "capped", "month", 1000, at=now)
+        devices.set_share(conn, "idle", weight=1, quota=1)
+    rows = projects_card(client).partition("<tbody>")[2].partition("</tbody>")[0].split("<tr>")[1:]
+    spent = {re.findall(">([^<]+)<", row)[0]: re.findall('<td class="num">(.*?)</td>', row)[3:5] for row in rows}
+    assert spent == {
+        "capped": ["$0.00 of $10.00", "–"],
+        "idle": ["–", "–"],
+        "lab": ["$0.08", '$700.08<span class="under">and 1 attempt without a price</span>'],
+    }
+
+
+def test_the_page_of_costs_leads_to_the_form_of_a_budget(db: Database, tmp_path: Path) -> None:
+    app = create_app(db, tmp_path, reconcile=False, require_token=True)
+    with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
+        whole, own = issue(db, "boss", Role.ADMIN), issue(db, "ann", Role.ADMIN, "lab")
+        user = issue(db, "bob", Role.USER, "lab")
+
+        def places(who: dict[str, str], path: str = "/cost") -> list[str]:
+            client.app.state.kept = Kept()  # type: ignore[attr-defined]
+            return re.findall('<a id="set-budget" href="([^"]+)">', client.get(path, headers=who).text)
+
+        def check() -> None:
+            assert places(whole) == ["/settings#projects"] and places(user) == []
+            assert places(own) == places(whole, "/cost?project=lab") == ["/settings?project=lab#projects"]
+
+        check()  # nothing has cost anything
+        run(db, cents=500, start=datetime.now(UTC) - HOUR, project="lab")
+        check()
+        with db.write() as conn:
+            costs.set_budget(conn, "lab", "month", 1000, at=datetime.now(UTC))
+        check()
+        assert 'action="/settings/budgets"' in client.get(places(own)[0], headers=own).text
 
 
 def test_a_share_is_set_and_seen_in_settings_and_queue(db: Database, client: TestClient) -> None:

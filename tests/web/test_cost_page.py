@@ -8,10 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from sqlalchemy import insert, update
 from starlette.testclient import TestClient
 
 from pages import samples
+from trainmaster.cli.jobs import cost as cli_cost
 from trainmaster.core.money.cost import month_of
 from trainmaster.core.roles import Role
 from trainmaster.core.schema import to_plain
@@ -34,6 +36,7 @@ _NO_LIMITS = Limits()
 def run(
     db: Database, *, cents: float | None, start: datetime, hours: float = 1.0, over: bool = True, by: str | None = None,
     project: str = "research", target: str = "lambda", limits: Limits = _NO_LIMITS, resume_from: str | None = None,
+    status: Status = Status.COMPLETED,
 ) -> samples.Story:  # fmt: skip
     """A job whose attempt is placed at a time and costs so much an hour."""
     spec = replace(samples.spec(project=project, target=target), limits=limits, resume_from=resume_from)
@@ -44,7 +47,7 @@ def run(
         conn.execute(update(tables.jobs).where(tables.jobs.c.id == story.id).values(submitted_by=by))
         if over:
             attempts.mark_released(conn, story.attempt, at=start + hours * HOUR)
-    return story.end_attempt().finish(Status.COMPLETED) if over else story.move(Stage.RUNNING)
+    return story.end_attempt().finish(status) if over else story.move(Stage.RUNNING)
 
 
 def test_sums_by_project_person_target_and_month(db: Database) -> None:
@@ -160,6 +163,89 @@ def test_the_forecast_is_what_runs_now_until_the_month_ends(db: Database) -> Non
     assert month.reached_at is not None and total.reached_at is not None
     assert round((month.reached_at - NOW) / HOUR, 3) == 158, "7,900 cents at 50 an hour"
     assert (total.left_cents, total.forecast_cents, round((total.reached_at - NOW) / HOUR, 3)) == (100, None, 2)
+
+
+def fill_with_ends(into: Database, at: datetime) -> None:
+    for status, prices in (
+        (Status.FAILED, (300, 400)), (Status.CANCELLED, (200, None)), (Status.COMPLETED, (1000,)),
+    ):  # fmt: skip
+        for cents in prices:
+            run(into, cents=cents, start=at - HOUR, status=status)
+    run(into, cents=5000, start=at - timedelta(days=100), status=Status.FAILED)
+    run(into, cents=77, start=at - HOUR, status=Status.FAILED, project="other")
+
+
+def test_what_failed_and_what_was_cancelled_is_told_apart(any_db: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    """All that such jobs cost in the month, with attempts without a price."""
+    fill_with_ends(any_db, NOW)
+    for page in (
+        spending.read(any_db, project="research", month=NOW, now=NOW),
+        cost.read(any_db, project="research", month=NOW, now=NOW),
+    ):
+        assert page.failed is not None and page.cancelled is not None
+        assert (page.failed.cents, page.failed.unknown_parts) == (700, 0)
+        assert (page.cancelled.cents, page.cancelled.known_cents, page.cancelled.unknown_parts) == (None, 200, 1)
+    for read in (spending.read, cost.read):
+        whole = read(any_db, now=NOW).failed
+        assert whole is not None and whole.cents == 5777
+    only = cost.read(any_db, job=cost.read(any_db, now=NOW).jobs[0].id, now=NOW)
+    assert (only.failed, only.cancelled) == (None, None)
+    cli_cost._print(cost.read(any_db, month=NOW, now=NOW), single=False)
+    said = capsys.readouterr().err
+    assert "of it jobs that failed: $7.77\n" in said
+    assert "of it jobs that were cancelled: $2.00 and 1 attempt without a price" in said
+
+
+def test_what_failed_and_what_was_cancelled_has_figures_of_its_own(client: TestClient, db: Database) -> None:
+    fill_with_ends(db, datetime.now(UTC))
+    client.app.state.ledgers.refresh()  # type: ignore[attr-defined]
+    text = client.get("/cost?month=all&project=research").text
+
+    def figure(key: str) -> str:
+        found = text.partition(f'id="{key}">')[2].partition("</div>" if key == "lost" else "</dd>")[0]
+        return " ".join(re.sub("<[^>]+>", " ", found).split())
+
+    assert figure("failed") == "jobs that failed: $57.00"
+    assert figure("cancelled") == "jobs that were cancelled: $2.00 and 1 attempt without a price"
+    assert figure("lost").startswith("Lost, in all months $")
+    assert "Lost: repeated work, stalled, save stall, idle after the end, data wait and straggler wait in" in text
+
+
+def test_a_budget_has_a_date_only_where_the_forecast_comes_to_it(db: Database) -> None:
+    """$1 an hour for two hours more, and $10 an hour for one: $12 ahead."""
+    for cents, left_h in ((100, 2), (1000, 1)):
+        limits = Limits(timeout_s=left_h * 3600 + 3598, grace_s=0)  # it starts 2 s after it is placed
+        run(db, cents=cents, start=NOW - HOUR, over=False, limits=limits)
+    with db.write() as conn:
+        for project in ("research", "lab"):
+            costs.set_budget(conn, project, "month", 2_400, at=NOW)
+            costs.set_budget(conn, project, "total", 2_400, at=NOW)
+
+    def read() -> list[tuple[int | float, object, object]]:
+        lines = spending.read(db, month=NOW, now=NOW).budgets
+        return [
+            (line.spent_cents, line.forecast_cents, line.reached_at and round((line.reached_at - NOW) / HOUR, 2))
+            for line in lines
+        ]
+
+    assert read() == [(0, 0, None), (0, None, None), (1100, 2300, None), (1100, None, None)]
+    for cap, hours in ((2_300, 2.0), (2_250, 1.5), (2_200, 1.0), (1_650, 0.5), (1_000, 0.0)):
+        with db.write() as conn:
+            for period in ("month", "total"):
+                costs.set_budget(conn, "research", period, cap, at=NOW)
+        assert [line[2] for line in read()[2:]] == [hours, hours], cap
+    run(db, cents=1, start=NOW, over=False)  # nothing says when it ends
+    with db.write() as conn:
+        costs.set_budget(conn, "research", "total", 2_400, at=NOW)
+    assert read()[3][2] == 100.0
+
+
+def test_a_budget_without_a_date_says_for_which_time(db: Database, client: TestClient) -> None:
+    with db.write() as conn:
+        for period in ("month", "total"):
+            costs.set_budget(conn, "research", period, 2_400, at=NOW)
+    card = client.get("/cost").text.partition('id="budgets"')[2].partition("</section>")[0]
+    assert card.count("not this month") == card.count("not at this rate") == 1
 
 
 def test_the_limits_of_a_job_bound_its_forecast(db: Database) -> None:

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.control.notify.signing import signing_key
 from trainmaster.core.roles import Role
-from trainmaster.store import audit, tokens, webhooks
+from trainmaster.store import audit, known_targets, tokens, webhooks
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.conftest import BASE, LOCAL
@@ -51,6 +51,33 @@ def test_a_token_is_made_shown_once_and_revoked(client: TestClient, db: Database
     assert tokens.find_token(db, secret[1]) is None
     assert [entry.action for entry in audit.list_audit(db)] == ["token.revoke", "token.create"]
     assert "token.revoke" in client.get("/settings?subject=token:ann").text
+
+
+@pytest.mark.parametrize("known_by", ["job", "token", "grant"])
+def test_a_project_that_nothing_has_is_said(client: TestClient, db: Database, known_by: str) -> None:
+    posts = {
+        "tokens": {"name": "ann", "role": "user"}, "budgets": {"dollars": "5"}, "shares": {"quota": "1"},
+    }  # fmt: skip
+
+    def said(form: str, project: str, **more: str) -> list[str]:
+        done = client.post(f"/settings/{form}", data={"project": project, **posts[form], **more})
+        assert done.status_code == 200
+        return re.findall('<p id="unused">No job has project ([^ ]+) yet', done.text)
+
+    for form in ("budgets", "shares", "tokens"):
+        assert said(form, "speach") == ["speach"], "a cap or a share alone makes no project"
+    assert said("budgets", "speach") == [], "the token has it now"
+    assert said("tokens", "", name="all") == []
+    assert said("budgets", "speech") == ["speech"]
+    if known_by == "job":
+        samples.Story(db, samples.spec(project="speech"), at=samples.T0)
+    elif known_by == "token":
+        issue(db, "bob", Role.USER, "speech")
+    else:
+        with db.write() as conn:
+            known_targets.put_grant(conn, "pool", "speech", user=None, identity={}, at=samples.T0)
+    assert said("budgets", "speech") == said("shares", "speech") == said("tokens", "speech", name="eve") == []
+    assert said("budgets", "other", dollars="5") == ["other"] and said("budgets", "other", dollars="none") == []
 
 
 @pytest.mark.spawns

@@ -141,6 +141,8 @@ class CostPage:
     made_at: datetime
     people: tuple[SpendingLine, ...] = ()
     targets: tuple[SpendingLine, ...] = ()
+    failed: Cost | None = None  # of jobs that failed; null: one job is shown
+    cancelled: Cost | None = None  # of jobs that were cancelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,7 @@ class BudgetOutlook:
     left_cents: Cents
     share: float | None
     forecast_cents: Cents | None
-    reached_at: datetime | None  # at the present rate; null: not in this period
+    reached_at: datetime | None  # by what runs now, until it ends; null: not in this period, or never
     unknown_parts: int = 0  # attempts whose price nobody stated, which do not count
 
 
@@ -200,6 +202,8 @@ class Spending:
     cents_per_hour: float  # now, as far as prices are known
     unknown_going: int  # attempts that hold machines now whose price nobody stated
     forecast_cents: Cents | None  # at the end of the present month, as far as prices are known; null: no price is
+    failed: Cost  # of jobs that failed, with all of their attempts
+    cancelled: Cost
     projects: tuple[SpendingLine, ...]
     people: tuple[SpendingLine, ...]
     targets: tuple[SpendingLine, ...]

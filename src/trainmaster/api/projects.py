@@ -18,7 +18,7 @@ class Project:
     month_cap_cents: int | None
     total_cap_cents: int | None
     targets: tuple[str, ...]  # granted to it
-    month_spent: Cost | None = None  # of the budget for each month; null: it has none
+    month_spent: Cost | None = None  # this month (UTC); null: no attempt, and no budget
     total_spent: Cost | None = None
     weight: float = 1.0  # in our own queue
     quota: int | None = None  # devices at once in our own queue; null: no limit

@@ -31,6 +31,7 @@ from trainmaster.core.money.cost import Amount, Span, add_up, burn, dollars, rea
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason
 from trainmaster.store import attempts, costs
+from trainmaster.store.capacity import budget_hold
 from trainmaster.store.costs import BudgetRow
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.heads import JobHead
@@ -61,32 +62,34 @@ def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
 
 def admit(conn: Connection, project: str, *, price: float | None, now: datetime) -> None:
     """OverBudget, with the numbers, where a project has spent what it may. What costs nothing is always admitted."""
+    if price != 0 and (found := budget_hold.find_spent(conn, project, now=now)) is not None:
+        raise OverBudget(
+            f"{found.text}; raise it with `trainmaster cost --set-cap {project}=DOLLARS/{found.period}`",
+            project=project,
+        )
+
+
+def find_hold(db: Database, job: JobRow, *, price: float | None, now: datetime) -> str | None:
+    """Why a job waits in the queue: the budget of its project is spent. None where it may start."""
     if price == 0:
-        return
-    for budget in costs.list_budgets(conn, project=project):
-        amount = costs.spent(conn, project, now=now, window=budget.window(now))
-        if amount.known_cents >= budget.cap_cents:
-            raise OverBudget(
-                f"{_words(budget, now)} is spent: {_figures(amount, budget.cap_cents)}; "
-                f"raise it with `trainmaster cost --set-cap {project}=DOLLARS/{budget.period}`",
-                project=project,
-            )
-
-
-def refuse_start(db: Database, job: JobRow, *, price: float | None, now: datetime) -> str | None:
-    """Why no further attempt of a job may be placed; None if it may."""
+        return None
     with db.read() as conn:
-        try:
-            admit(conn, job.project, price=price, now=now)
-        except OverBudget as spent:
-            return str(spent)
-        cap = job.spec.limits.max_cost
-        if cap is None or (job.attempts == 0 and job.spec.resume_from is None):
-            return None
+        found = budget_hold.find_spent(conn, job.project, now=now)
+    return found.why if found is not None else None
+
+
+def refuse_start(db: Database, job: JobRow, *, now: datetime) -> str | None:
+    """Why no further attempt of a job may ever be placed: its own cap is spent. None if it may."""
+    cap = job.spec.limits.max_cost
+    if cap is None or (job.attempts == 0 and job.spec.resume_from is None):
+        return None
+    with db.read() as conn:
         run = [job.id, *costs.list_run(conn, job.spec.resume_from)]
         spans = (span for charge in costs.list_charges(conn, jobs=run) for span in charge.spans)
         amount = add_up(spans, now=now)
-    return f"limits.max_cost is spent: {_figures(amount, cap * 100)}" if amount.known_cents >= cap * 100 else None
+    if amount.known_cents < cap * 100:
+        return None
+    return f"limits.max_cost is spent: {budget_hold.figures(amount, cap * 100)}"
 
 
 def note_uncounted(db: Database, job: JobRow) -> str | None:
@@ -188,7 +191,7 @@ def _project_limits(
         free = {charge.attempt for charge in charges if all(span.cents_per_hour == 0 for span in charge.spans)}
         yield _Limit(
             about=f"{budget.project} {budget.label(now)} {budget.cap_cents}",
-            words=_words(budget, now),
+            words=budget_hold.describe(budget, now),
             project=budget.project,
             cap_cents=budget.cap_cents,
             spent=closed + add_up(spans, now=now, window=window),
@@ -201,7 +204,7 @@ def _project_limits(
 def _hold(db: Database, limit: _Limit, now: datetime) -> datetime | None:
     """Hold one cap: stop and tell, warn, or say when to look again."""
     spent, cap = limit.spent.known_cents, limit.cap_cents
-    figures = _figures(limit.spent, cap)
+    figures = budget_hold.figures(limit.spent, cap)
     if limit.job_id is not None and limit.spent.unknown and limit.running[0].begun:
         # A cap that cannot be counted is not held, and this job was only let in under one.
         why = f"its price is not known, so {limit.words} of {dollars(cap)} cannot be held"
@@ -265,12 +268,3 @@ def _tell(conn: Connection, limit: _Limit, topic: str, message: str, now: dateti
 
 def _key(limit: _Limit, topic: str) -> str:
     return f"{topic} {limit.job_id or 'project'} {limit.about}"
-
-
-def _words(budget: BudgetRow, now: datetime) -> str:
-    return f"the budget of project {budget.project} ({budget.label(now)})"
-
-
-def _figures(amount: Amount, cap_cents: float) -> str:
-    more = f", and {amount.unknown} of unknown price" if amount.unknown else ""
-    return f"{dollars(amount.known_cents)} of {dollars(cap_cents)}{more}"

@@ -23,6 +23,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 
 from trainmaster.control import budget, rented, workdir
 from trainmaster.control.collect import describe_unstored, store_files, store_project
@@ -98,8 +99,12 @@ async def _queue(context: Context, job: JobRow) -> bool:
         return await end_job(context, job, Status.FAILED, Reason.TARGET_ERROR, str(refused))
     handle = {**planned.handle, "devices": assigned} if assigned else planned.handle
     price = budget.price_of(job.spec, handle)
-    if spent := await context.read(budget.refuse_start, job, price=price, now=context.now()):
+    if job.spec.limits.max_cost is not None and (
+        spent := await context.read(budget.refuse_start, job, now=context.now())
+    ):
         return await end_job(context, job, Status.FAILED, Reason.OVER_BUDGET, spent)
+    if price != 0 and (why := await context.read(budget.find_hold, job, price=price, now=context.now())):
+        return await _hold(context, job, why)
 
     def change(conn: Connection) -> bool:
         if not move(conn, context, job, Stage.PLACING):
@@ -136,8 +141,22 @@ async def _wait_for_others(context: Context, job: JobRow) -> bool | None:
     return True
 
 
+async def _hold(context: Context, job: JobRow, why: str) -> bool:
+    """Leave a job in the queue while the budget of its project is spent. Our own queue does so before; targets with a
+    queue of their own come here, and the budget is looked at as often as it is by those who hold it."""
+    if await _leave_queue(context, replace(job, message=why)):
+        return True
+    until = context.now() + timedelta(seconds=budget.LOOK_S)
+
+    def rest(conn: Connection) -> None:
+        jobs.set_backoff(conn, job.id, until=until, tries=0, message=why)
+
+    await context.apply(job.id, rest, what="hold")
+    return False
+
+
 async def _leave_queue(context: Context, job: JobRow) -> bool:
-    """End a job that waited for devices longer than its spec allows."""
+    """End a job that waited longer than its spec allows."""
     longest_s, since = job.spec.queue.max_wait_s, job.stage_since or job.created_at
     if longest_s is None or context.deadlines.elapsed_s(since, context.now()) <= longest_s:
         return False

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from trainmaster import targets
 from trainmaster.api.costs import Bound, BudgetLine, CostPage, JobSpending, ProjectSpending
 from trainmaster.core.money.cost import Amount, Cents, Span, Window, add_up, burn, forecast, month_of, round_cents
-from trainmaster.pages.parts.usage import by_person, by_project, by_target, list_lines
+from trainmaster.core.states import Status
+from trainmaster.pages.parts.usage import by_person, by_project, by_target, cost_of, list_lines
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import Charge
@@ -89,6 +90,8 @@ def read(
             _project(each, rates[each.project], gpu_hours.get(name, 0.0))
             for name, each in sorted(projects[window].items())
         ),
+        failed=cost_of(groups, Status.FAILED) if job is None else None,
+        cancelled=cost_of(groups, Status.CANCELLED) if job is None else None,
         people=list_lines(groups, by_person),
         targets=list_lines(groups, by_target),
         budgets=tuple(_budget(row, projects[row.window(now)].get(row.project)) for row in budgets),

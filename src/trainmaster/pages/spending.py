@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
 from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending
-from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_at, round_cents
-from trainmaster.core.states import Stage
+from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_by, round_cents
+from trainmaster.core.states import Stage, Status
 from trainmaster.pages.cost import cap_cents, list_earlier, list_spent
-from trainmaster.pages.parts.usage import add_groups, by_person, by_project, by_target, line_of, list_lines
+from trainmaster.pages.parts.usage import add_groups, by_person, by_project, by_target, cost_of, line_of, list_lines
 from trainmaster.store import costs, instances
 from trainmaster.store.capacity import eta
 from trainmaster.store.costs import BudgetRow, Charge
@@ -51,7 +51,10 @@ def read(
         row.id: add_groups(group for group in by_window[row.window(now)] if group.project == row.project)
         for row in rows
     }
-    ahead, bounded = _expected_cents(db, going, now=now)
+    ends_s, bounded = _expected_ends(db, going, now=now)
+    rest_s = (month_of(now).end - now).total_seconds()
+    rates = _rates(going)
+    ahead = {job: rates[job] * min(ends_s[job], rest_s) / 3600 for job in rates}
     this_month = next(groups for name, groups in months if name == f"{now:%Y-%m}")
     total, unknown = add_groups(groups)
     dearest = max(add_groups(part)[0] for _, part in months)
@@ -67,12 +70,15 @@ def read(
         forecast_cents=round_cents(known) if known or not (unknown_going or add_groups(this_month)[1]) else None,
         bounded_jobs=len(bounded),
         gpu_hours=math.fsum(group.gpu_hours for group in groups),
+        failed=cost_of(groups, Status.FAILED),
+        cancelled=cost_of(groups, Status.CANCELLED),
         projects=list_lines(groups, by_project),
         people=list_lines(groups, by_person),
         targets=list_lines(groups, by_target),
         months=tuple(line_of(name, part, whole=dearest) for name, part in months),
         budgets=tuple(
-            _outlook(row, spent[row.id], [c for c in going if c.project == row.project], ahead, now) for row in rows
+            _outlook(row, spent[row.id], [(rates[job], ends_s[job]) for job in _of(going, row.project)], rest_s, now)
+            for row in rows
         ),
         idle=tuple(_idle(machine, why, since, now) for machine in held for why, since in _why_idle(machine, now)),
         going=_list_going(db, going, unpriced, now=now),
@@ -126,31 +132,39 @@ def _last_months(now: datetime) -> list[datetime]:
     return listed
 
 
-def _expected_cents(db: Database, going: Sequence[Charge], *, now: datetime) -> tuple[dict[str, float], frozenset[str]]:
-    """By job: what it will cost until the month ends, at its present rate and for the time that it still needs; and
-    those of which that is not known.
-
-    One whose remaining time is unknown is taken to run until the end of the month. Its own limits end it earlier:
-    `timeout_s` the present attempt, `max_cost` the run, so that what its earlier jobs cost counts too.
-    """
-    rest_s = (month_of(now).end - now).total_seconds()
-    rates: dict[str, list[Span]] = {}
+def _rates(going: Sequence[Charge]) -> dict[str, float]:
+    """By job: cents an hour now, as far as its prices are known."""
+    spans: defaultdict[str, list[Span]] = defaultdict(list)
     for charge in going:
-        rates.setdefault(charge.job_id, []).extend(charge.spans)
-    rows = find_jobs(db, [job for job in rates if burn(rates[job]) > 0])
+        spans[charge.job_id].extend(charge.spans)
+    return {job: burn(each) for job, each in spans.items()}
+
+
+def _of(going: Sequence[Charge], project: str) -> set[str]:
+    """Jobs of a project."""
+    return {charge.job_id for charge in going if charge.project == project}
+
+
+def _expected_ends(db: Database, going: Sequence[Charge], *, now: datetime) -> tuple[dict[str, float], frozenset[str]]:
+    """By job: seconds for which it goes on at its present rate, infinite where nothing says; and those whose pace is
+    not known.
+
+    Its own limits end it earlier: `timeout_s` the present attempt, `max_cost` the run, so that what its earlier jobs
+    cost counts too.
+    """
+    rates = _rates(going)
+    rows = find_jobs(db, [job for job, rate in rates.items() if rate > 0])
     left, timeouts = eta.list_left(db, rows, now=now), eta.list_timeouts(db, rows, now=now)
-    ahead = {
-        job: burn(spans) * min(left.get(job, rest_s), timeouts.get(job, rest_s), rest_s) / 3600
-        for job, spans in rates.items()
-    }
+    ends_s = {job: min(left.get(job, math.inf), timeouts.get(job, math.inf)) for job in rates}
     caps = {row.id: cap for row in rows if (cap := cap_cents(row)) is not None}
     if caps:
         with db.read() as conn:
             spent = dict.fromkeys(caps, 0.0) | list_earlier(conn, rows, now=now)
             for charge in costs.list_charges(conn, jobs=caps):
                 spent[charge.job_id] += add_up(charge.spans, now=now).known_cents
-        ahead |= {job: min(ahead[job], max(0.0, cap - spent[job])) for job, cap in caps.items()}
-    return ahead, frozenset(row.id for row in rows if row.id not in left)
+        for job, cap in caps.items():
+            ends_s[job] = min(ends_s[job], max(0.0, cap - spent[job]) / rates[job] * 3600)
+    return ends_s, frozenset(row.id for row in rows if row.id not in left)
 
 
 def _is_unknown(charge: Charge, unpriced: Collection[str]) -> bool:
@@ -160,14 +174,15 @@ def _is_unknown(charge: Charge, unpriced: Collection[str]) -> bool:
 
 
 def _outlook(
-    row: BudgetRow, sums: tuple[float, int], going: Sequence[Charge], ahead: dict[str, float], now: datetime
+    row: BudgetRow, sums: tuple[float, int], going: Sequence[tuple[float, float]], rest_s: float, now: datetime
 ) -> BudgetOutlook:
+    """`going`: cents an hour of each job, and seconds until its end; `rest_s`: until that of the month."""
     spent, unknown = sums
-    rate = sum(burn(charge.spans) for charge in going)
-    when = reached_at(row.cap_cents, spent_cents=spent, cents_per_hour=rate, now=now)
     in_month = row.period == "month"
+    when = reached_by(row.cap_cents, spent_cents=spent, going=going, now=now)
     if in_month and when is not None and when >= month_of(now).end:
         when = None
+    ahead = math.fsum(rate * min(ends_s, rest_s) / 3600 for rate, ends_s in going)
     return BudgetOutlook(
         project=row.project,
         period=row.period,
@@ -175,7 +190,7 @@ def _outlook(
         spent_cents=round_cents(spent),
         left_cents=round_cents(row.cap_cents - spent),
         share=spent / row.cap_cents if row.cap_cents else None,
-        forecast_cents=round_cents(spent + sum(ahead[job] for job in {c.job_id for c in going})) if in_month else None,
+        forecast_cents=round_cents(spent + ahead) if in_month else None,
         reached_at=when,
         unknown_parts=unknown,
     )

@@ -165,11 +165,12 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSum:
-    """What the jobs of one project, person and target have cost."""
+    """What the jobs of one project, person, target and status have cost."""
 
     project: str
     person: str | None  # name of the token; None: the command line on the home folder
     target: str
+    status: str
     amount: Amount
     attempts: int
     gpu_hours: float  # of what they held: nodes × processes_per_node, from when they were placed until given back
@@ -179,7 +180,7 @@ def sum_groups(
     conn: Connection, going: Sequence[Charge], *, project: str | None = None, free: Collection[str] = (),
     now: datetime, windows: Sequence[Window | None],
 ) -> list[list[GroupSum]]:  # fmt: skip
-    """For each window (None: in all), costs by project, person and target.
+    """For each window (None: in all), costs by project, person, target and status.
 
     `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows.
     `free`: targets whose price of 0 is a default: an attempt there has an unknown price unless somebody stated one.
@@ -187,7 +188,7 @@ def sum_groups(
     unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
-    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target)
+    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status)
     keys = (*owner, _NODES, _EACH, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
@@ -214,8 +215,16 @@ def sum_groups(
                 _add(sums, key, part, attempts=1, hours=sum(seconds) / len(seconds) / 3600)
         groups.append(
             [
-                GroupSum(project=key[0], person=key[1], target=key[2], amount=amount, attempts=attempts, gpu_hours=held)
-                for key, (amount, attempts, held) in sums.items()
+                GroupSum(
+                    project=of,
+                    person=person,
+                    target=target,
+                    status=status,
+                    amount=amount,
+                    attempts=attempts,
+                    gpu_hours=held,
+                )
+                for (of, person, target, status), (amount, attempts, held) in sums.items()
             ]
         )
     return groups

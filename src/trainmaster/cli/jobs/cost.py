@@ -106,6 +106,7 @@ def _print(page: CostPage, *, single: bool) -> None:
     if page.projects:
         _console.out.print()
         _console.out.print(sums)
+        _note_ended(page)
     for what, lines in (("person", page.people), ("target", page.targets)):
         if lines:
             used = _table(what, "attempts", "GPU hours", f"cost {page.month or 'in all'}")
@@ -120,6 +121,15 @@ def _print(page: CostPage, *, single: bool) -> None:
             budgets.add_row(escape(row.project), row.period, _spent(row), dollars(row.cap_cents), share)
         _console.out.print()
         _console.out.print(budgets)
+
+
+def _note_ended(page: CostPage) -> None:
+    for cost, how in ((page.failed, "failed"), (page.cancelled, "were cancelled")):
+        if cost is None or not (cost.known_cents or cost.unknown_parts):
+            continue
+        unknown = f"{cost.unknown_parts:,} attempt{'s' if cost.unknown_parts != 1 else ''} without a price"
+        parts = [dollars(cost.known_cents)] if cost.known_cents else []
+        _console.note(f"of it jobs that {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
 
 
 def _sum(total: ProjectSpending) -> str:

@@ -24,7 +24,7 @@ from trainmaster.core.errors import Fault, TargetError, UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.queueing.schedule import find_misfit
 from trainmaster.queueing.state import Assigned, Decisions, DeviceListing, Kind, Share
-from trainmaster.store import attempts
+from trainmaster.store import attempts, costs
 from trainmaster.store.capacity import devices, machines, order, queue
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.database import Database
@@ -250,11 +250,11 @@ class Dispatcher:
         """Decide for one place. Where nothing has changed since the last pass it is not made again for a while: with
         10,000 jobs it takes a second, and what only time changes (ages, expected ends) can wait for so long."""
         db, begin = self._context.db, time.monotonic()
-        with db.read():
+        with db.read() as conn:
             kept = devices.list_devices(db, place=place)
             rows = [(row.device, row.machine, row.used, row.attempt) for row in kept]
             closed, shares = machines.list_machines(db, place=place), devices.list_shares(db)
-            stamp = (late, queue.read_stamp(db, words), rows, closed, shares)
+            stamp = (late, queue.read_stamp(db, words), rows, closed, shares, costs.list_budgets(conn))
         before, until, waits = self._passed.get(place, (None, 0.0, set[str]()))
         if stamp == before and begin < until:
             return waits
@@ -273,8 +273,9 @@ class Dispatcher:
         count = _READ
         while rows := [row for row in rows if row.id not in unreadable]:
             decided = order.decide(
-                context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else ""
-            )
+                context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else "",
+                is_free=targets.is_free,
+            )  # fmt: skip
             if not (found := queue.find_unreadable(context.db, _list_first(decided.decisions, count))):
                 break
             unreadable |= found

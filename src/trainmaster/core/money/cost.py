@@ -86,6 +86,24 @@ def reached_at(cap_cents: float, *, spent_cents: float, cents_per_hour: float, n
     return now + timedelta(hours=hours) if hours < 1_000_000 else None
 
 
+def reached_by(
+    cap_cents: float, *, spent_cents: float, going: Iterable[tuple[float, float]], now: datetime
+) -> datetime | None:
+    """When spending comes to the cap where each of these ends; None for never, or not in a lifetime.
+
+    `going`: cents an hour, and seconds until the end, infinite where that is unknown.
+    """
+    spent, at_s = spent_cents, 0.0
+    open_ends = sorted((ends_s, rate) for rate, ends_s in going if rate > 0)
+    for place, (ends_s, _) in enumerate(open_ends):
+        rate = math.fsum(each for _, each in open_ends[place:])
+        when = reached_at(cap_cents, spent_cents=spent, cents_per_hour=rate, now=now + timedelta(seconds=at_s))
+        if when is None or when <= now + timedelta(seconds=min(ends_s, 4e9)):
+            return when
+        spent, at_s = spent + rate * (ends_s - at_s) / 3600, ends_s
+    return now if spent_cents >= cap_cents else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """Progress at a time, in steps or epochs."""

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from trainmaster import targets
-from trainmaster.api.costs import SpendingLine
+from trainmaster.api.costs import Cost, SpendingLine
 from trainmaster.core.money.cost import Amount, round_cents
+from trainmaster.core.states import Status
 from trainmaster.store.costs import GroupSum
 
 
@@ -53,6 +54,12 @@ def add_groups(groups: Iterable[GroupSum]) -> tuple[float, int]:
         known += group.amount.known_cents
         unknown += group.amount.unknown
     return known, unknown
+
+
+def cost_of(groups: Iterable[GroupSum], status: Status) -> Cost:
+    """What the jobs of this status have cost."""
+    known, unknown = add_groups(group for group in groups if group.status == status.value)
+    return Cost(cents=None if unknown else round_cents(known), known_cents=round_cents(known), unknown_parts=unknown)
 
 
 def sum_up(groups: Iterable[GroupSum]) -> Amount:

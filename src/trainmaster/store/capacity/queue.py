@@ -47,6 +47,7 @@ class Request:
     preemptible: bool
     longest_s: float | None
     max_wait_s: float | None
+    price_per_hour: float | None = None  # dollars, as stated
 
     def need(self, kinds: Collection[str]) -> Need | None:
         """Devices for the job at a place that gives out these kinds; None: none of them, it starts at once."""
@@ -70,10 +71,12 @@ def read_request(text: str) -> Request:
         preemptible=bool(queue.get("preemptible")),
         longest_s=(spec.get("limits") or {}).get("timeout_s"),
         max_wait_s=queue.get("max_wait_s"),
+        price_per_hour=resources.get("price_per_hour"),
     )
-    counts, times = (request.nodes, request.spares, request.each), (request.longest_s, request.max_wait_s)
+    counts = (request.nodes, request.spares, request.each)
+    others = (request.longest_s, request.max_wait_s, request.price_per_hour)
     # As a float: a whole number of 400 digits would end the decisions for the whole place.
-    if not all(type(count) is int for count in counts) or not all(s is None or _is_number(s) for s in times):
+    if not all(type(count) is int for count in counts) or not all(s is None or _is_number(s) for s in others):
         raise TypeError("a number of the spec is none")
     return request
 
@@ -90,6 +93,7 @@ def find_request(spec: JobSpec) -> Request:
         each=spec.resources.processes_per_node, uses_gpu=spec.env.get(HIDES_GPUS) != "",
         priority=read_priority(spec.queue.priority), preemptible=spec.queue.preemptible,
         longest_s=spec.limits.timeout_s, max_wait_s=spec.queue.max_wait_s,
+        price_per_hour=spec.resources.price_per_hour,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from trainmaster.api.goodput import Goodput
 from trainmaster.core.money.goodput.bins import Bin
 from trainmaster.core.money.goodput.tally import Tally
+from trainmaster.core.roles import Role
 from trainmaster.pages import goodput, spending
 from trainmaster.web import dependencies
 from trainmaster.web.ledgers import Sums
@@ -20,7 +21,8 @@ from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
 _FRESH_S = 30.0  # every attempt of half a year is in it
-_LOST = frozenset({Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE, Bin.DATA_WAIT, Bin.STRAGGLER_WAIT})
+_LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE, Bin.DATA_WAIT, Bin.STRAGGLER_WAIT)
+_LOST_WORDS = f"{', '.join(bin_.label for bin_ in _LOST[:-1])} and {_LOST[-1].label}"
 
 
 @router.get("/cost")
@@ -56,8 +58,11 @@ def show_costs(
         here_project=lambda name: here(project=name),
         here_person=lambda name: link("/", by=name, project=project),
         chosen=project,
+        may_set=who.may(Role.ADMIN),
+        set_budget=f"{link('/settings', project=seen)}#projects",
         ledger=ledger,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
+        lost_words=_LOST_WORDS,
         **BINS,
         who=who,
     )

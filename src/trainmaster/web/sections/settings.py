@@ -27,7 +27,7 @@ from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, people, tokens, webhooks
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
-from trainmaster.store.page_rows.projects import list_granted
+from trainmaster.store.page_rows.projects import count_jobs, count_tokens, list_granted
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
@@ -56,6 +56,7 @@ class Notice:
     secret: str | None = None
     next: str | None = None  # what the owner of the secret types
     grant: str | None = None  # a project that may use no target yet
+    unused: str | None = None  # a project that nothing has: its name may be misspelt
 
 
 @router.get("/settings")
@@ -79,8 +80,10 @@ def create_token(request: Request, db: dependencies.Db, who: dependencies.Admin,
         wish = tokens_api.TokenWish.model_validate(
             {"name": form.text("name"), "role": form.text("role"), "project": form.text("project") or None}
         )
+        unused = _find_unused(db, who, wish.project)  # before it has this token
         made = _plain(tokens_api.create_token(wish, db, who))
         return Notice(
+            unused=unused,
             text=f"Token of {made['name']}. It is shown only now: copy it.",
             secret=made["token"],
             next=_say_next(request),
@@ -98,6 +101,15 @@ def _say_next(request: Request) -> str:
         f"export TRAINMASTER_SERVER={shlex.quote(server)} TRAINMASTER_TOKEN_FILE=~/.trainmaster-token\n"
         "trainmaster jobs"
     )
+
+
+def _find_unused(db: Database, who: Caller, project: str | None) -> str | None:
+    """The project, where no job, no token and no granted target has it."""
+    if project is None or project == who.project:
+        return None
+    with db.read() as conn:
+        reads = (count_jobs, count_tokens, list_granted)
+        return None if any(read(conn, project=project) for read in reads) else project
 
 
 def _lacks_target(request: Request, db: Database, project: str | None) -> bool:
@@ -182,7 +194,9 @@ def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form
             raise Refused(422, "bad_form", f"dollars: write an amount as 5000 or 12.50, or {_NONE} for no cap")
         cap = costs_api.Cap(cap_cents=int(amount[1]) * 100 + int((amount[2] or "").ljust(2, "0")))
         costs_api.set_budget(project, period, cap, db, who)
-        return Notice(text=f"Project {project} may spend {dollars(cap.cap_cents)} {when}.")
+        return Notice(
+            text=f"Project {project} may spend {dollars(cap.cap_cents)} {when}.", unused=_find_unused(db, who, project)
+        )
 
     return _create(request, db, who, form, change, refusal="Nothing was set")
 
@@ -203,7 +217,9 @@ def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator,
             raise Refused(422, "bad_form", "weight: a number over 0, as 2 or 0.5") from None
         queue_api.set_share(project, queue_api.ShareBody(weight=weight, quota=quota), db, who)
         most = f"{quota:,} device{'s' if quota != 1 else ''} at once" if quota is not None else "any number of devices"
-        return Notice(text=f"Project {project} may hold {most}, with weight {weight:g}.")
+        return Notice(
+            text=f"Project {project} may hold {most}, with weight {weight:g}.", unused=_find_unused(db, who, project)
+        )
 
     return _create(request, db, who, form, change, refusal="Nothing was set")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -152,10 +152,11 @@ def _ids(text: str, more: list[str]) -> list[str]:
 def _sorted(runs: Sequence[ComparedRun], sort: str) -> list[ComparedRun]:
     """By a column; runs without its value last, whichever way."""
     word = sort.removeprefix("-")
-    columns: dict[str, Callable[[ComparedRun], float | None]] = {
-        ":step": lambda run: run.step, ":took": lambda run: run.duration_s, ":cost": lambda run: run.cost_cents,
-    }  # fmt: skip
-    value = columns.get(word, lambda run: run.values.get(word))
+
+    def value(run: ComparedRun) -> float | None:
+        columns = {":step": run.step, ":took": run.duration_s, ":cost": run.cost_cents}
+        return columns[word] if word in columns else run.values.get(word)
+
     known = [(found, run) for run in runs if (found := value(run)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=sort != word)
     return [run for _, run in known] + [run for run in runs if value(run) is None]

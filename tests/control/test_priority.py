@@ -82,7 +82,7 @@ def test_it_is_refused_in_words_where_it_decides_nothing(db: Database) -> None:
     with pytest.raises(JobMissing):
         priority.change(db, "00000000-0000-4000-8000-000000000009", "high")
     job = _waiting(db)
-    with pytest.raises(SpecError, match="queue.priority: 'soon' is no priority .* low, normal, high, urgent"):
+    with pytest.raises(SpecError, match=r"queue.priority: 'soon' is no priority .* low, normal, high, urgent"):
         priority.change(db, job, "soon")
     with db.write() as conn:
         jobs.advance(conn, job, seen=Stage.QUEUED, to=Stage.PLACING, at=_NOW)
@@ -105,7 +105,7 @@ def test_a_target_that_queues_by_itself_is_refused(db: Database) -> None:
     job = _waiting(db)
     with db.write() as conn:
         conn.execute(jobs.t.jobs.update().values(target="slurm:secret.yaml"))
-    with pytest.raises(NotWaiting, match="is of slurm, .* submit it again with queue.priority=high") as refused:
+    with pytest.raises(NotWaiting, match=r"is of slurm, .* submit it again with queue.priority=high") as refused:
         priority.change(db, job, "high")
     assert "secret" not in str(refused.value)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ from client.served import serve
 from pages import samples
 from trainmaster.cli.main import build
 from trainmaster.control import known_targets
+from trainmaster.control.queueing import priority as priorities
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.errors import TrainmasterError
 from trainmaster.core.roles import Role
@@ -25,7 +27,7 @@ from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from trainmaster.web.routes.jobs import PriorityBody
 from web.conftest import BASE, LOCAL
-from web.furnished import JOBS, issue
+from web.furnished import JOBS, issue, serving
 
 PEOPLE = {
     "viewer": (Role.VIEWER, "lab"), "stranger": (Role.USER, "other"), "user": (Role.USER, "lab"),
@@ -109,6 +111,31 @@ def test_the_page_changes_it_and_the_queue_shows_it_at_once(db: Database, client
     foreign = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
     assert client.post(f"/jobs/{second}/priority", data={"priority": "low"}, headers=foreign).status_code == 403
     assert wanted(db, second) == "high"
+
+
+def test_in_a_browser_a_choice_stays_while_the_page_is_kept_current(tab: Page, db: Database, tmp_path: Path) -> None:
+    job = samples.pending(db).id
+    with db.write() as conn:
+        leases.take(conn, "t", owner="a test")
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        tab.set_viewport_size({"width": 360, "height": 740})
+        tab.goto(f"{url}/queue")
+        asked: list[str] = []
+        tab.on("request", lambda request: asked.append(request.url) if request.url.endswith("/part") else None)
+        with tab.expect_response("**/part"):  # each two seconds
+            tab.goto(f"{url}/jobs/{job}")
+        tab.locator("#priority").focus()
+        tab.select_option("#priority", "urgent")
+        asked.clear()
+        priorities.change(db, job, "low")
+        tab.wait_for_timeout(4_500)
+        assert (tab.locator("#priority").input_value(), asked) == ("urgent", [])
+        assert tab.locator("main").evaluate("(main) => main.scrollWidth - main.clientWidth") <= 0
+        tab.locator("#set-priority").click()
+        tab.wait_for_url(f"{url}/jobs/{job}")
+        expect(tab.locator("#priority")).to_have_value("urgent")
+        tab.goto("about:blank")
+    assert wanted(db, job) == "urgent"
 
 
 def test_a_job_that_does_not_wait_in_our_queue_has_no_form(db: Database, client: TestClient) -> None:

@@ -128,6 +128,7 @@ QUERIES = {
 FORMS: dict[str, str | tuple[str, ...]] = {
     "POST /nodes/drain": ("node={node}", "node={machine}&reason=a+fan"),
     "POST /nodes/readmit": ("node={node}", "node={machine}"),
+    "POST /jobs/{uuid}/priority": "priority=high",
     "POST /settings/budgets": "project={project}&dollars=12.50&period=month",
     "POST /settings/shares": "project={project}&quota=1&weight=2",
     "POST /settings/tokens": "name=form-{any}&role=admin&project={project}",
@@ -170,6 +171,7 @@ def test_every_route_as_every_caller(world: World) -> None:
         "GET /v1/training/jobs/{uuid}/checkpoint", "GET /v1/training/jobs/{uuid}/checkpoint/{step}/{name}",  # on lambda
         "POST /v1/training/jobs/{uuid}/cancel", "POST /jobs/{uuid}/cancel", "POST /v1/training/jobs/{uuid}/resume",
         "POST /jobs/{uuid}/resume",  # of a job that is over and has saved nothing
+        "PUT /v1/training/jobs/{uuid}/priority", "POST /jobs/{uuid}/priority",  # of one that is over
         "PUT /v1/projects/{project}/chunks/{sha256}", "PUT /v1/projects/{project}/workdirs/{sha256}",  # other bytes
         "POST /sets/{set_id}/cancel", "POST /sets/{set_id}/pause",
             "POST /sets/{set_id}/resume",  # the set was cancelled through the API before
@@ -225,7 +227,7 @@ def bodies(document: dict[str, Any], operation: dict[str, Any], project: str) ->
     known = {
         "name": f"x-{uuid.uuid4().hex[:8]}", "role": "admin", "project": project, "url": "https://h.example.org/y",
         "word": "ssh:/etc/trainmaster/x.yaml", "cap_cents": 5, "enabled": False, "topics": [], "user": None,
-        "chunks": [], "sha256": [], "weight": 2.0, "quota": 4, "reason": "a fan", "target": None,
+        "priority": "high", "chunks": [], "sha256": [], "weight": 2.0, "quota": 4, "reason": "a fan", "target": None,
     }  # fmt: skip
     unknown = properties.keys() - known.keys()
     assert not unknown, f"{name} has a new field {unknown}: write a value for it here"

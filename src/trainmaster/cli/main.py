@@ -39,6 +39,7 @@ _OTHER_WORDS = {
 _OTHER_OPTIONS = {
     ("submit", "--priority"): "It is a value of the spec: trainmaster submit FILE.yaml queue.priority=high",
     ("submit", "--after"): "It is a value of the spec: trainmaster submit FILE.yaml 'after.jobs=[NAME]'",
+    ("queue", "--priority"): "--set-priority JOB=high changes the priority of a job that waits",
     ("queue", "-u"): "--project NAME shows one project; trainmaster jobs --by NAME lists a person's jobs",
     ("queue", "--user"): "--project NAME shows one project; trainmaster jobs --by NAME lists a person's jobs",
     ("jobs", "-u"): "--by NAME lists a person's jobs",

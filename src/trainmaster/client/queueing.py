@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from trainmaster.api.codec import decode
-from trainmaster.api.jobs import JobsPage
+from trainmaster.api.jobs import Job, JobsPage
+from trainmaster.api.paths import JOBS
 from trainmaster.api.queue import MachinesPage, ProjectShare, QueuePage
 from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
 from trainmaster.client.transport import Transport
@@ -52,6 +53,11 @@ class QueueCalls:
         return decode(
             ProjectShare, self._transport.request("PUT", f"/v1/shares/{quote(project, safe='')}", body=body).json()
         )
+
+    def set_priority(self, job_id: str, priority: str) -> Job:
+        """Change the priority of a job that waits in the server's own queue; Conflict where it does not."""
+        path = f"{JOBS}/{quote(job_id, safe='')}/priority"
+        return decode(Job, self._transport.request("PUT", path, body={"priority": priority}).json())
 
     def submit_set(self, document: Mapping[str, Any], *, key: str | None = None) -> SubmittedSet:
         """Submit a spec with `matrix`, `search` or `schedule`. The same `key` and document return the same set, also

@@ -6,6 +6,7 @@
     │   ├── JobMissing          2   there is no such job
     │   ├── JobUnreadable       2   this version cannot read the stored row of a job
     │   ├── JobFinal            2   the job has ended; nothing about it can change any more
+    │   ├── NotWaiting          2   the job does not wait in our own queue; its place there cannot change
     │   ├── KeyTaken            2   an idempotency key that already stands for another submission
     │   ├── AccessRefused       2   the caller may not use that target, file or account; nothing was created
     │   ├── OverBudget          2   the project has spent what it may; nothing was created
@@ -97,6 +98,10 @@ class JobUnreadable(UsageError):
 
 class JobFinal(UsageError):
     """The job has ended; nothing about it can change any more."""
+
+
+class NotWaiting(UsageError):
+    """The job does not wait in our own queue; its place there cannot change."""
 
 
 class JobOpen(UsageError):

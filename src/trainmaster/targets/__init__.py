@@ -45,7 +45,7 @@ from trainmaster.targets._provider import (
     home_mark,
     make_home_mark,
 )
-from trainmaster.targets._queueing import describe_queue, find_queue_faults
+from trainmaster.targets._queueing import OWN_QUEUE, describe_queue, find_queue_faults
 from trainmaster.targets._runs import Run, is_left_over, is_running
 from trainmaster.targets._traits import Traits
 
@@ -360,6 +360,12 @@ def traits(word: str) -> Traits:
 def find_traits(word: str) -> Traits | None:
     """The same; None where there is no such target: a row may be of another version, a word anything."""
     return traits(word) if split(word)[1] in _find_modules(tuple(__path__)) else None
+
+
+def waits_here(word: str) -> bool:
+    """Whether jobs of the target wait in our own queue."""
+    stated = find_traits(word)
+    return stated is not None and stated.queue is OWN_QUEUE
 
 
 def refuse_queue(word: str, spec: JobSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,12 @@ class Kept:
         self._values: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
+
+    def forget(self, kind: str) -> None:
+        """Make the values anew whose key begins with this word: something that they show was changed."""
+        with self._lock:
+            for key in [key for key in self._values if isinstance(key, tuple) and key[0] == kind]:
+                self._values[key] = (-math.inf, self._values[key][1])
 
     def read(self, key: Hashable, make: Callable[[], T], *, for_s: float) -> T:
         """The value of a key; made where there is none, or an old one. Who asks meanwhile waits for the same."""

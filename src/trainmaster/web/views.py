@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from trainmaster.control import submit as submitting
@@ -15,7 +16,8 @@ from trainmaster.pages import sets as sets_page
 from trainmaster.report import html
 from trainmaster.web import dependencies
 from trainmaster.web.errors import not_found
-from trainmaster.web.sections.form import clean_word
+from trainmaster.web.routes import jobs as routes
+from trainmaster.web.sections.form import Posted, clean_word, refuse_invalid
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
@@ -87,6 +89,19 @@ def report(row: dependencies.Job, live: dependencies.Live) -> Response:
 @router.post("/jobs/{uuid}/cancel")
 def cancel(row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
     dependencies.cancel(db, row, who)
+    return RedirectResponse(f"/jobs/{row.id}", status_code=303)
+
+
+@router.post("/jobs/{uuid}/priority")
+def set_priority(
+    request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User, form: Posted
+) -> Response:
+    """Change the priority of a job that waits, as the API does."""
+    try:
+        body = routes.PriorityBody.model_validate({"priority": form.required("priority")})
+    except ValidationError as error:
+        raise refuse_invalid(error) from None
+    routes.change_priority(request, row, body, db, who)
     return RedirectResponse(f"/jobs/{row.id}", status_code=303)
 
 

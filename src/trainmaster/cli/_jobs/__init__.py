@@ -152,6 +152,9 @@ class Jobs(Protocol):
 
     def set_share(self, project: str, *, weight: float, quota: int | None) -> None: ...
 
+    def set_priority(self, job_id: str, priority: str) -> Job:
+        """Of a job that waits in our own queue."""
+
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         """Set a budget; None removes it."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trainmaster.api.jobs import Job
     from trainmaster.api.queue import MachinesPage, QueuePage
     from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.core.config.sweep import Sweep
@@ -52,6 +53,12 @@ class HomeQueue:
         with self.db.write() as conn:
             devices.set_share(conn, project, weight=weight, quota=quota)
             audit.record(conn, who=_BY, action="share.set", subject=f"share:{project}", detail=detail)
+
+    def set_priority(self, job_id: str, priority: str) -> Job:
+        from trainmaster.control.queueing import priority as priorities
+        from trainmaster.pages.parts import shapes
+
+        return shapes.job(priorities.change(self.db, job_id, priority))
 
     def submit_set(self, sweep: Sweep, *, key: str | None) -> SubmittedSet:
         from trainmaster.api.sets import SubmittedSet

@@ -19,7 +19,7 @@ from trainmaster.core.ids import is_uuid
 if TYPE_CHECKING:
     from trainmaster.api.events import Event
     from trainmaster.api.goodput import GoodputPage
-    from trainmaster.api.jobs import JobLine, JobsPage, Submitted
+    from trainmaster.api.jobs import Job, JobLine, JobsPage, Submitted
     from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.client import Client
     from trainmaster.core.config.sweep import Sweep
@@ -246,6 +246,9 @@ class ServerJobs:
 
     def set_share(self, project: str, *, weight: float, quota: int | None) -> None:
         self._client.set_share(project, weight=weight, quota=quota)
+
+    def set_priority(self, job_id: str, priority: str) -> Job:
+        return self._client.set_priority(job_id, priority)
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.client import NotFound

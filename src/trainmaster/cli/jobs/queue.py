@@ -17,6 +17,7 @@ from trainmaster.cli._jobs import connect, warn_undriven
 from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views.sets import next_text, wait_text
 from trainmaster.cli.jobs.jobs import age
+from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +38,13 @@ def queue(
             help="Set what a project may have: PROJECT=DEVICES or PROJECT=DEVICES/WEIGHT; `none`: no limit.",
         ),
     ] = None,
+    set_priority: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set-priority",
+            help="Change the priority of a job that waits: JOB=low, normal, high or urgent. It keeps what it waited.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
@@ -53,12 +61,18 @@ def queue(
 
       trainmaster queue --project llama --json
 
+      trainmaster queue --set-priority llama-trial=high
+
       trainmaster queue --set-share llama=4 --set-share trial=2/0.5
     """
     from trainmaster.queueing.words import say_others
 
     shares = [_parse_share(text) for text in set_share or ()]
+    changes = [_parse_priority(text) for text in set_priority or ()]
     with connect(home, server, reads=True) as source:
+        for job, priority in [(source.find(word), priority) for word, priority in changes]:
+            changed = source.set_priority(job, priority)
+            _console.note(f"{_console.plain(changed.name)} {changed.id} has the priority {priority}")
         for name, quota, weight in shares:
             source.set_share(name, weight=weight, quota=quota)
             most = f"at most {quota} device{'s' if quota != 1 else ''} at once" if quota is not None else "no limit"
@@ -146,6 +160,14 @@ def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
 
 def _needs(line: QueueLine) -> str:
     return f"{line.nodes} × {line.processes_per_node}" if line.nodes > 1 else str(line.processes_per_node)
+
+
+def _parse_priority(text: str) -> tuple[str, str]:
+    """JOB=PRIORITY as its parts."""
+    job, _, priority = text.rpartition("=")
+    if not job or priority not in PRIORITIES:
+        raise UsageError(f"--set-priority {text}: write JOB=PRIORITY with one of {', '.join(PRIORITIES)}, as 3f2a=high")
+    return job, priority
 
 
 def _parse_share(text: str) -> tuple[str, int | None, float]:

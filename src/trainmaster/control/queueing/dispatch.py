@@ -136,7 +136,7 @@ class Dispatcher:
         self._began: dict[str, float] = {}  # place → when that began
         self._kept: dict[str, tuple[order.Order, float]] = {}  # place → its order as it was last written, and when
         self._passed: dict[str, tuple[object, float, set[str]]] = {}  # place → what it was made of, until when, waits
-        self._unreadable: set[str] = set()  # jobs; a spec never changes
+        self._unreadable: set[str] = set()  # jobs; nobody changes a spec that cannot be read
         self._rest_until = 0.0
         self._waiting: frozenset[str] = frozenset()
 

@@ -55,7 +55,7 @@ class Request:
         return Need(nodes=self.nodes, each=self.each, kind=kind) if kind in kinds else None
 
 
-@functools.lru_cache(maxsize=20_000)  # a spec never changes, and a thousand waiting jobs are read at every pass
+@functools.lru_cache(maxsize=20_000)  # a thousand waiting jobs are read at every pass
 def read_request(text: str) -> Request:
     """The request in the JSON of a spec. Fields that an older row lacks have their defaults; TypeError on others."""
     spec = json.loads(text)
@@ -147,14 +147,18 @@ def find_unreadable(db: Database, ids: Collection[str]) -> set[str]:
 
 
 def read_stamp(db: Database, words: Collection[str]) -> tuple[Any, ...]:
-    """Something that changes whenever `list_waiting` of these targets does."""
+    """Something that changes whenever `list_waiting` of these targets does.
+
+    A changed priority is a change of the spec alone, and these are not read here: its line of the audit trail tells.
+    """
     since = func.coalesce(_J.stage_since, _J.created_at)
     with db.read() as conn:
         waiting = (
             *_QUEUED, ~after.named(), leases.rested(),
             _J.target.in_(list(words)), _J.lease_until >= leases.clock(conn),
         )  # fmt: skip
-        query = select(func.count(), func.count(_J.lease_token.distinct()), func.max(since), func.min(since))
+        audited = select(func.max(t.audit.c.id)).scalar_subquery()
+        query = select(func.count(), func.count(_J.lease_token.distinct()), func.max(since), func.min(since), audited)
         return tuple(conn.execute(query.select_from(t.jobs).where(*waiting)).one())
 
 

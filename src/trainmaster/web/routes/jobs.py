@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -14,22 +14,30 @@ from trainmaster.api.jobs import Attempts, Created, Job, JobPage, JobsPage, Tran
 from trainmaster.api.webhooks import Deliveries
 from trainmaster.control import budget, maintain
 from trainmaster.control import submit as submitting
-from trainmaster.core.errors import JobMissing, JobOpen
+from trainmaster.control.queueing import priority
+from trainmaster.core.errors import JobMissing, JobOpen, NotWaiting
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import DEFAULT_PROJECT, JobSpec, parse_spec
 from trainmaster.pages import attempts, deliveries, sets, transitions
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
+from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, json_body
 from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.openapi import SPEC_BODY
 from trainmaster.web.rate_limit import LARGE_BYTES
-from trainmaster.web.routes import TRAINING, group, reply
+from trainmaster.web.routes import TRAINING, Body, group, reply
 
 router = group("jobs", prefix=f"{TRAINING}/jobs")
 After = Annotated[str | None, Query(pattern=f"^{jobs_page.CURSOR}$", description="cursor: `next` of the last answer")]
+
+
+class PriorityBody(Body):
+    """Priority of a job in our own queue."""
+
+    priority: Literal["low", "normal", "high", "urgent"]
 
 
 @router.get("", response_model=JobsPage)
@@ -123,6 +131,32 @@ def find_job(job: dependencies.Job, live: dependencies.Live) -> Response:
 def cancel_job(job: dependencies.JobOrHead, db: dependencies.Db, who: dependencies.User) -> Response:
     """Request that a job saves and stops. 400 if it has ended."""
     return reply(shapes.job(dependencies.cancel(db, job, who)))
+
+
+@router.put("/{uuid}/priority", response_model=Job)
+def set_priority(
+    request: Request, job: dependencies.Job, body: PriorityBody, db: dependencies.Db, who: dependencies.User
+) -> Response:
+    """Change the priority of a job that waits in our own queue; it keeps the time that it waited.
+
+    409 where it has its machines or is over, and where its target queues.
+    """
+    return reply(shapes.job(change_priority(request, job, body, db, who)))
+
+
+def change_priority(request: Request, job: JobRow, body: PriorityBody, db: Database, who: Caller) -> JobRow:
+    """The job with its new priority. Whoever may submit such a job may change it."""
+    with dependencies.creating():
+        need(who, Role.USER, project=job.project)
+        dependencies.need_trust(request, who, job.spec)
+    try:
+        changed = priority.change(db, job.id, body.priority, by=who.name)
+    except JobMissing:
+        raise not_found(job.id) from None
+    except NotWaiting as error:
+        raise Refused(409, "not_waiting", str(error)) from error
+    request.app.state.kept.forget("queue")
+    return changed
 
 
 @router.delete("/{uuid}", status_code=204, response_class=Response)

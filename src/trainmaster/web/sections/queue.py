@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from trainmaster.core.roles import Role
 from trainmaster.pages import machines, queue
 from trainmaster.pages.parts import target_names
 from trainmaster.web import dependencies
@@ -36,5 +37,5 @@ def show_queue(
     template = "queue_part.html" if part else "queue.html"
     return render(
         template, page=page, before=before, others=others, machines=given, most_machines=_MOST_MACHINES, who=who,
-        link=link, names=target_names.read(db), shorten=target_names.shorten,
+        may_act=who.may(Role.USER), link=link, names=target_names.read(db), shorten=target_names.shorten,
     )  # fmt: skip

@@ -14,6 +14,8 @@ from starlette.responses import Response, StreamingResponse
 from trainmaster.api.events import Events
 from trainmaster.api.jobs import JobPage
 from trainmaster.api.run import Preflight
+from trainmaster.control.queueing import priority
+from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.results import Overall
 from trainmaster.core.roles import Role
@@ -134,7 +136,9 @@ def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:
     key = ("queue", row.project, 0)  # as the page Queue of the project keeps it
     page = kept.read(key, lambda: queue.read(db, project=row.project, limit=MOST), for_s=FRESH_S)
     line = next((each for each in page.jobs if each.job_id == row.id), None)
-    return {"line": line, "before": queue.describe_before(page).get(row.id, "")}
+    choices = PRIORITIES if priority.may_change(row) else ()
+    before = queue.describe_before(page).get(row.id, "")
+    return {"line": line, "before": before, "priority": row.spec.queue.priority, "choices": choices}
 
 
 def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller, *, waiting: Any) -> Response:

@@ -12,7 +12,7 @@
   const busy = () => {
     const selection = window.getSelection();
     const marked = selection && !selection.isCollapsed && box.contains(selection.anchorNode);
-    return marked || box.querySelector(".axes:hover, .axes:focus") !== null;
+    return marked || box.querySelector(".axes:hover, .axes:focus, .inline:focus-within") !== null;
   };
   const swap = (text) => {
     const changed = new Set([...box.querySelectorAll("details[id]")].map((d) => `${d.id}:${d.open}`));

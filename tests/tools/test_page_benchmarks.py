@@ -79,6 +79,7 @@ def test_a_page_that_hangs_while_it_loads_is_given_up(browser: Browser, tmp_path
 
 
 @pytest.mark.spawns
+@pytest.mark.proof
 def test_the_table_has_the_load_of_a_page_that_hangs(
     browser: Browser, tmp_path: Path, visits: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,9 +21,25 @@ from trainmaster.store.page_rows import projects
 Page = Projects
 
 
-def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Projects:
-    """One project, or all that anything is named by."""
+Spent = tuple[Sequence[GroupSum], Sequence[GroupSum]]  # this month (UTC), and in all
+
+
+def read_spent(db: Database, *, project: str | None = None, now: datetime | None = None) -> Spent:
+    """What was spent. Every attempt is in it, which takes a while where there are thousands."""
     now = now or datetime.now(UTC)
+    with db.read() as conn:
+        charges = costs.list_charges(conn, project=project, closed=False)
+        free = [name for name in targets.names() if targets.is_free(name)]
+        windows = [month_of(now), None]
+        month, ever = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
+    return month, ever
+
+
+def read(
+    db: Database, *, project: str | None = None, now: datetime | None = None, spent: Spent | None = None
+) -> Projects:
+    """One project, or all that anything is named by; `spent` where it is known."""
+    month, ever = spent or read_spent(db, project=project, now=now)
     with db.read() as conn:
         jobs = projects.count_jobs(conn, project=project)
         tokens = projects.count_tokens(conn, project=project)
@@ -31,10 +47,6 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
         held = devices.count_held(conn)
         shares = devices.list_shares(db)
         caps = {(row.project, row.period): row.cap_cents for row in costs.list_budgets(conn, project=project)}
-        charges = costs.list_charges(conn, project=project, closed=False)
-        free = [name for name in targets.names() if targets.is_free(name)]
-        windows = [month_of(now), None]
-        month, ever = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
     shared = {name for name in {*shares, *held} if project in (None, name)}
     listed = []
     for name in sorted({*jobs, *tokens, *(name for name, _ in caps), *granted, *shared}):

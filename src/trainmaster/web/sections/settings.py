@@ -31,6 +31,7 @@ from trainmaster.store.page_rows.projects import count_jobs, count_tokens, list_
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
+from trainmaster.web.kept import Kept
 from trainmaster.web.routes import costs as costs_api
 from trainmaster.web.routes import queue as queue_api
 from trainmaster.web.routes import tokens as tokens_api
@@ -39,6 +40,7 @@ from trainmaster.web.sections.form import Form, Posted, link, refuse_invalid
 from trainmaster.web.templating import render
 
 router = APIRouter(include_in_schema=False)
+_SPENT_FRESH_S = 30.0  # as on Cost: every attempt is in it
 _AUDIT = 50  # entries on a page
 _MOST_TOKENS = 200
 _MOST_SESSIONS = 200
@@ -325,7 +327,12 @@ def _page(
         with db.read() as conn:
             hooks = webhooks.list_webhooks(conn, project=who.project)
     entries = audit.list_audit(db, subject=subject or None, limit=_AUDIT + 1, offset=offset) if operator else []
-    listed = projects.read(db, project=who.project) if admin else None
+    listed = None
+    if admin:
+        kept: Kept = request.app.state.kept
+        key = ("spent", who.project)
+        spent = kept.read(key, lambda: projects.read_spent(db, project=who.project), for_s=_SPENT_FRESH_S)
+        listed = projects.read(db, project=who.project, spent=spent)
     wanted = who.project or project
     names, trouble, has_link = _channels(request) if operator else ((), "", True)
     return render(

@@ -380,3 +380,10 @@ def test_a_serial_number_is_found_as_the_pages_write_it_and_leads_to_its_gpu(cli
         assert 'href="/nodes/one?gpu=serial%3A1652000000002"' in text, words
     found = client.get("/nodes/one?gpu=serial%3A1652000000002")
     assert found.status_code == 200 and "1652000000002" in found.text
+
+
+def test_a_gpu_that_its_serial_number_does_not_identify_leads_to_its_node(client: TestClient, db: Database) -> None:
+    """A virtual machine gives each of its GPUs the same one: there is no page of it."""
+    run(db, "vm-00", checks(["0000000000000"], bad="0000000000000"))
+    text = read_page(client.get("/search", params={"q": "0000000000000"}))
+    assert 'href="/nodes/one?node=vm-00"' in text and "gpu=serial" not in text

@@ -106,10 +106,11 @@ def _each_once(rows: list[FoundNode], word: str) -> Iterator[tuple[FoundNode, st
 
 
 def _key(finding: Any) -> str | None:
-    """A GPU by its serial number, as its page is asked for; None where the finding does not state one."""
+    """A GPU by its serial number, as its page is asked for; None where the finding states none that identifies it."""
+    from trainmaster.cluster.health.history import identifies
+
     values = finding.get("values") if isinstance(finding, dict) else None
-    serial = values.get("serial") if isinstance(values, dict) else None
-    return f"serial:{serial}" if isinstance(serial, str | int) and serial else None
+    return f"serial:{values['serial']}" if isinstance(values, dict) and identifies("serial", values) else None
 
 
 def _words(finding: Any) -> str:

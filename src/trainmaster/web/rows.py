@@ -13,6 +13,7 @@ from trainmaster.core.clean_text import clean
 from trainmaster.core.money.cost import dollars
 from trainmaster.report import formats, phrases
 
+_FORMULA = ("=", "+", "-", "@")
 _HASH = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b")  # SHA-1 and SHA-256, as of a working folder
 
 
@@ -66,6 +67,11 @@ def compared(
             f'aria-label="leave out {name} {short}">leave out</button></td></tr>\n'
         )
     return _ours("".join(rows))
+
+
+def cell(text: str) -> str:
+    """A text of a user in a CSV file: a spreadsheet would run one that begins as a formula does."""
+    return f"'{text}" if text.startswith(("\t", "\r")) or text.lstrip().startswith(_FORMULA) else text
 
 
 def brief_text(text: str) -> str:

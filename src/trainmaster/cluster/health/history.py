@@ -227,7 +227,7 @@ def _key(node: str, device: str, findings: Sequence[tuple[str, Finding]]) -> str
     values: dict[str, Any] = {}
     for _, finding in findings:
         for name in ("serial", "uuid", "bus"):
-            if name not in values and _identifies(name, finding.values):
+            if name not in values and identifies(name, finding.values):
                 values[name] = str(finding.values[name])
     if "serial" in values:
         return f"serial:{values['serial']}"
@@ -236,7 +236,7 @@ def _key(node: str, device: str, findings: Sequence[tuple[str, Finding]]) -> str
     return f"bus:{node}/{values['bus']}" if "bus" in values else f"place:{node}/{device}"
 
 
-def _identifies(name: str, values: Mapping[str, Any]) -> bool:
+def identifies(name: str, values: Mapping[str, Any]) -> bool:
     """Whether the value identifies a GPU. Virtual machines see N/A or zeros as serial number."""
     value = values.get(name)
     if not isinstance(value, (str, int)) or isinstance(value, bool):

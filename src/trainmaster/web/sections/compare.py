@@ -27,7 +27,6 @@ _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address m
 _FIELDS, _METRICS = 4, 6  # columns of the final values
 _MANY = 40  # runs; above it curves have fewer points
 _ROWS, _KEYS = 50, 40  # shown at first: what a page of 200 has more takes longer to lay out than all the rest of it
-_FORMULA = frozenset("=+-@\t\r")
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
 
@@ -108,13 +107,14 @@ def compare_csv(
     table = csv.writer(text)
     table.writerow([
         "id", "name", "project", "target", "submitted_by", "status", "created_at", "duration_s", "cost_cents", "step",
-        *(_cell(name) for name in (*fields, *page.metrics)),
+        *(rows.cell(name) for name in (*fields, *page.metrics)),
     ])  # fmt: skip
     for run in _sorted(page.runs, sort):
         table.writerow([
-            run.id, _cell(run.name), _cell(run.project), _cell(run.target), _cell(submitter(run.submitted_by)),
-            run.status.value, run.created_at.isoformat(), run.duration_s, run.cost_cents, run.step,
-            *(_cell(run.fields[field]) for field in fields),
+            run.id, rows.cell(run.name), rows.cell(run.project), rows.cell(run.target),
+            rows.cell(submitter(run.submitted_by)), run.status.value, run.created_at.isoformat(),
+            run.duration_s, run.cost_cents, run.step,
+            *(rows.cell(run.fields[field]) for field in fields),
             *(run.values.get(name, run.texts.get(name)) for name in page.metrics),
         ])  # fmt: skip
     name = 'attachment; filename="comparison.csv"'
@@ -160,11 +160,6 @@ def _sorted(runs: Sequence[ComparedRun], sort: str) -> list[ComparedRun]:
     known = [(found, run) for run in runs if (found := value(run)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=sort != word)
     return [run for _, run in known] + [run for run in runs if value(run) is None]
-
-
-def _cell(value: str | None) -> str | None:
-    """A text of a user in a table: a spreadsheet runs one that looks like a formula."""
-    return f"'{value}" if value is not None and value.lstrip()[:1] in _FORMULA else value
 
 
 def _label(run: ComparedRun) -> str:

@@ -182,9 +182,7 @@ def _csv(db: Database, job_id: str) -> Iterator[str]:
             at = row.ts.isoformat() if row.ts is not None else ""
             for name, value in _numbers(row.data):
                 if name != "step":
-                    # A name that begins a formula is text all the same.
-                    safe = f"'{name}" if name[:1] in "=+-@\t\r" else name
-                    table.writerow([row.cursor[0], at, kind, row.data.get("step"), safe, value])
+                    table.writerow([row.cursor[0], at, kind, row.data.get("step"), rows.cell(name), value])
         after = batch[-1].cursor
         yield text.getvalue()
         text.seek(0)

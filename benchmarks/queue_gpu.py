@@ -35,6 +35,7 @@ from trainmaster.store.jobs import find_job
 from trainmaster.store.migrate import open_database
 
 LIMIT_S = 240.0
+READY = "ready"  # a file of the home: its jobs are driven
 FOREIGN = (
     "import sys, time, torch; held = torch.zeros(4 << 30, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize(); "
     "print('holds', flush=True); time.sleep(600)"
@@ -48,7 +49,10 @@ class Lab:
         self.home, self.options = home, options
         self.db: Database = open_database(str(home / "trainmaster.db"))
         words = [sys.executable, __file__, "drive", "--home", str(home), "--min-run", str(options.min_run)]
+        # The server that a job is submitted to has been up for a while: its imports are no part of the job's queue.
         self.driver = subprocess.Popen(words)
+        while not (home / READY).exists() and self.driver.poll() is None:
+            time.sleep(0.05)
 
     def submit(self, name: str, *, priority: str = "normal", preemptible: bool = False, **train: Any) -> str:
         spec = {
@@ -227,6 +231,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.what == "drive":
         db = open_database(str(options.home / "trainmaster.db"))
+        (options.home / READY).touch()
         asyncio.run(reconcile.run(db, options.home, stop=asyncio.Event(), rules=Rules(min_run_s=options.min_run)))
         return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:

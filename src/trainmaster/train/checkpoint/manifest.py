@@ -19,6 +19,7 @@ from trainmaster.core.compat import file_digest
 from trainmaster.core.errors import CheckpointError, LaterVersion, SpecError
 from trainmaster.core.files import sync, write_whole
 from trainmaster.core.schema import field
+from trainmaster.train.checkpoint.remove import remove_folder
 from trainmaster.train.drill.failpoints import reach
 
 MANIFEST = "manifest.json"
@@ -166,7 +167,7 @@ def _set_aside(checkpoint: Path) -> Path:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)
 

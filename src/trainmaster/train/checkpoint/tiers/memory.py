@@ -27,6 +27,7 @@ from trainmaster.node.host import Host
 from trainmaster.node.memory import free_bytes
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import MANIFEST, Manifest
+from trainmaster.train.checkpoint.remove import remove_folder
 
 FOLDER_VARIABLE = "TRAINMASTER_MEMORY"  # instead of /dev/shm/trainmaster-UID; nodes on one machine need one each
 KEEP = 2  # complete steps: while the newest is being written, and while it is being copied, one is left
@@ -87,7 +88,8 @@ def discard(folder: Path, step: int) -> None:
     path = manifests.path_of(folder, step)
     # Its manifest first: killed in the middle, what is left must not look like a damaged checkpoint.
     (path / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_folder(path)
 
 
 def commit(folder: Path, manifest: Manifest) -> None:

@@ -49,10 +49,14 @@ _UPLOADS, _UPLOAD_PAUSE_S = 4, 5.0  # attempts for one step, and the pause befor
 class _Current:
     """The save under way into the first tier."""
 
-    step: int
     meant: set[str]  # tiers that it goes to
+    state: State
     save: Save
     held_s: float = 0.0  # time that training waited for it
+
+    @property
+    def step(self) -> int:
+        return self.state.step
 
 
 class Tiered:
@@ -86,6 +90,7 @@ class Tiered:
         self._to_remote = Follower(REMOTE, self._upload)
         self._cadence = self._new_cadence()
         self._current: _Current | None = None
+        self._in_memory: tuple[State, Job] | None = None  # the newest save that memory alone has
         self._step = 0  # of the newest save begun
         self._committed = 0  # newest step that survives the death of a process
         self._kept_step = 0  # newest step on the disk
@@ -117,6 +122,7 @@ class Tiered:
         self._ending.clear()
         self._is_last = False
         self._snapshots.forget()
+        self._in_memory = None
         run = self._run
         unlocked = self._lock_disk()
         loaded = load_newest(
@@ -155,12 +161,15 @@ class Tiered:
         meant = self._cadence.begin(state.step, all_tiers=self._is_last)
         started = time.perf_counter()
         self._step = state.step
+        if self._in_memory is not None and self._in_memory[0] == state and DISK in meant:
+            self._to_disk.offer(replace(self._in_memory[1], meant=meant, began=started))
+            return
         snapshot = self._snapshots.take(state)
 
         def write(save: Save) -> None:
             self._first.write(save, snapshot, meant=meant, copying=self._to_disk.steps, uploading=self._to_remote.steps)
 
-        self._current = _Current(step=state.step, meant=meant, save=Save(write))
+        self._current = _Current(state=state, meant=meant, save=Save(write))
         if self._config.mode == "sync":
             self._current.save.wait()
         self._current.held_s = time.perf_counter() - started
@@ -297,6 +306,7 @@ class Tiered:
             mine=self._first.mine,
             began=current.save.began,
         )
+        self._in_memory = (current.state, job) if tier == MEMORY and DISK not in current.meant else None
         if tier == MEMORY and DISK in current.meant:
             self._to_disk.offer(job)
         elif tier == DISK:

@@ -64,7 +64,7 @@ def fill(db: Database, options: argparse.Namespace) -> list[str]:
             "status": "running" if going else "completed", "stage": "running" if going else None, "message": "",
             "spec": own, "attempts": 1, "cancel_requested": False, "created_at": start, "started_at": start,
             "ended_at": None if going else start + timedelta(hours=1), "submitted_by": f"person-{number % 8}",
-            "tries": 0,
+            "tries": 0, "gpus": costs.count_gpus(own),
         })  # fmt: skip
         node = f"node-{dice.randrange(options.nodes):04}"
         attempts.append({

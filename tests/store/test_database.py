@@ -7,11 +7,12 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateTable
@@ -69,6 +70,24 @@ def test_down_and_up_again_on_real_rows(sqlite_db: Database) -> None:
     upgrade(sqlite_db)
     a_job_with_everything(sqlite_db)
     assert jobs.find_job(sqlite_db, JOB) is not None
+
+
+def test_gpus_of_the_jobs_that_are_there_are_counted_from_their_specs(any_db: Database) -> None:
+    a_job_with_everything(any_db)
+    specs: dict[str, Any] = {
+        "many": {"resources": {"nodes": 2, "processes_per_node": 4}}, "odd": {"resources": {"nodes": "x"}}, "none": [],
+    }  # fmt: skip
+    with any_db.write() as conn:
+        row = dict(conn.execute(tables.jobs.select()).mappings().one())
+        for number, (name, spec) in enumerate(specs.items()):
+            own = {"id": f"{number}", "name": name, "spec": spec, "gpus": None, "submit_key": None}
+            conn.execute(tables.jobs.insert().values({**row, **own}))
+    downgrade(any_db, "0022")
+    upgrade(any_db)
+    with any_db.read() as conn:
+        counted = dict(conn.execute(select(tables.jobs.c.name, tables.jobs.c.gpus)).all())
+    assert counted == {row["name"]: row["gpus"], "many": 8, "odd": 1, "none": 1}
+    assert row["gpus"] is not None
 
 
 def test_the_tables_can_be_made_on_postgresql() -> None:

@@ -26,9 +26,9 @@ _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
-# As text: a number that is none would end the query.
-_NODES = Sound(_JOBS.spec)["resources"]["nodes"].as_string()
-_EACH = Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()
+# As text: a number that is none would end the query. Of jobs without `gpus` alone: it takes the spec apart.
+_NODES = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["nodes"].as_string()))
+_EACH = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()))
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -189,11 +189,12 @@ def sum_groups(
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
     owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status)
-    keys = (*owner, _NODES, _EACH, price)
+    held = (_JOBS.gpus, _NODES, _EACH)
+    keys = (*owner, *held, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
     for first in range(0, len(ids), _AT_ONCE):
-        query = select(_JOBS.id, *owner, _NODES, _EACH, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
+        query = select(_JOBS.id, *owner, *held, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
         owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
     # Nothing after `now`: the page of a project must not be of a later moment than that of all.
     until = [_until(window, now) for window in windows]
@@ -222,9 +223,9 @@ def sum_groups(
                     status=status,
                     amount=amount,
                     attempts=attempts,
-                    gpu_hours=held,
+                    gpu_hours=gpu_hours,
                 )
-                for (of, person, target, status), (amount, attempts, held) in sums.items()
+                for (of, person, target, status), (amount, attempts, gpu_hours) in sums.items()
             ]
         )
     return groups
@@ -239,9 +240,10 @@ def _add(
     sums: dict[tuple[Any, ...], tuple[Amount, int, float]], key: Sequence[Any], part: Amount, *, attempts: int,
     hours: float,
 ) -> None:  # fmt: skip
-    *whose, nodes, each = key
-    amount, before, held = sums.get(tuple(whose), (Amount(), 0, 0.0))
-    sums[tuple(whose)] = (amount + part, before + attempts, held + hours * _count(nodes) * _count(each))
+    *whose, gpus, nodes, each = key
+    gpus = _count(nodes) * _count(each) if gpus is None else gpus
+    amount, before, gpu_hours = sums.get(tuple(whose), (Amount(), 0, 0.0))
+    sums[tuple(whose)] = (amount + part, before + attempts, gpu_hours + hours * gpus)
 
 
 def count_gpus(spec: Mapping[str, Any]) -> int:

@@ -38,6 +38,7 @@ from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import CANCEL_REQUESTED, Reason, Stage, Status, may_move, status_in
 from trainmaster.store import tables as t
 from trainmaster.store.columns import Sound, word
+from trainmaster.store.costs import count_gpus
 from trainmaster.store.database import Database
 from trainmaster.store.heads import may_resume
 from trainmaster.store.rows import JobRow, TransitionRow, read_each
@@ -45,7 +46,7 @@ from trainmaster.store.rows import JobRow, TransitionRow, read_each
 
 def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime, word: str | None = None) -> None:
     """A new job, queued. `word` is what its target stands for; not stated: as the spec writes it."""
-    stage, status = Stage.QUEUED, status_in(Stage.QUEUED)
+    stage, status, plain = Stage.QUEUED, status_in(Stage.QUEUED), to_plain(spec)
     conn.execute(
         insert(t.jobs).values(
             id=job_id,
@@ -55,7 +56,8 @@ def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime, wo
             status=status.value,
             stage=stage.value,
             message="",
-            spec=to_plain(spec),
+            spec=plain,
+            gpus=count_gpus(plain),
             attempts=0,
             cancel_requested=False,
             created_at=at,

@@ -72,6 +72,7 @@ jobs = Table(
         "submit_hash", String(64)
     ),  # SHA-256 of what was submitted with it: the same key with another spec is refused
     Column("submitted_by", String(63)),  # name of the token; NULL over loopback
+    Column("gpus", big()),  # that it holds, as its spec says; NULL: to be read there, as rows of strangers are
     Index("uq_jobs_project_submit_key", "project", "submit_key", unique=True),
     # The listing is newest first, whole or filtered; each of these gives one page of it without a sort.
     Index(None, "created_at", "id"),

@@ -7,6 +7,7 @@ byte of their file is hashed: the loader must discard all tensors when one file 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import io
@@ -194,14 +195,18 @@ class _Hashed:
     def __init__(self, file: IO[bytes], *, hashing: bool) -> None:
         self._file, self._at = file, 0
         self._room = bytearray()  # used again for each take: new memory comes slower than most disks read
-        self._pinned: list[tuple[Tensor, torch.cuda.Event]] | None = None
+        self._slices: Slices | None = None
+        self._refused = False  # the system pins no more memory
         self._digest = hashlib.sha256() if hashing else None
 
     def skip_to(self, offset: int) -> None:
         if self._digest is None:
             self._at = self._file.seek(offset)
         while self._at < offset:
-            self.take(min(_SLICE_BYTES, offset - self._at))
+            if self._slices is None:
+                self.take(min(_SLICE_BYTES, offset - self._at))
+            else:
+                self._at += len(self._slices.next(offset - self._at))
 
     def take(self, length: int) -> memoryview:
         """The next bytes; they are there until the next take."""
@@ -213,40 +218,34 @@ class _Hashed:
 
     def can_fill(self, target: Tensor) -> bool:
         """Whether bytes can go into a tensor without a copy in between that costs more than the read."""
-        if target.device.type == "cuda" and self._pinned is None:
+        if target.device.type == "cuda" and self._slices is None and not self._refused:
             try:
-                with torch.cuda.device(target.device):
-                    rooms = [torch.empty(_SLICE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-                    self._pinned = [(room, torch.cuda.Event()) for room in rooms]  # type: ignore[no-untyped-call]
-            except RuntimeError:  # the system pins no more memory
-                self._pinned = []
-        return target.device.type == "cpu" or bool(target.device.type == "cuda" and self._pinned)
+                self._slices = Slices(self._file, self._digest, gpu=target.device)
+            except RuntimeError:
+                self._refused = True
+        return target.device.type == "cpu" or (target.device.type == "cuda" and self._slices is not None)
 
     def fill(self, target: Tensor) -> None:
         """The next bytes, into a contiguous tensor. To a GPU from pinned memory, four times as fast as from other."""
         if target.device.type == "cpu":
             self._read_into(_bytes_of(target))
             return
-        assert self._pinned
-        flat = target.view(-1).view(torch.uint8)
-        with torch.cuda.device(target.device):
-            for number, start in enumerate(range(0, len(flat), _SLICE_BYTES)):
-                part = flat[start : start + _SLICE_BYTES]
-                room, sent = self._pinned[number % 2]
-                sent.synchronize()  # its last content has arrived
-                self._read_into(_bytes_of(room)[: len(part)])
-                part.copy_(room[: len(part)], non_blocking=True)
-                sent.record()
+        assert self._slices is not None
+        self._slices.fill(target.view(-1).view(torch.uint8))
+        self._at += target.numel() * target.element_size()
 
     def _read_into(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
             part = view[done : done + _SLICE_BYTES]
-            count = cast(io.RawIOBase, self._file).readinto(part)
-            if not count:
-                raise CheckpointError(f"{Path(self._file.name).name} ends {len(view) - done} bytes too early")
-            if self._digest is not None:
-                self._digest.update(part[:count])
+            if self._slices is not None:
+                read = self._slices.next(len(part))
+                count = len(read)
+                part[:count] = _bytes_of(read)
+            else:
+                count = _read(self._file, part)
+                if self._digest is not None:
+                    self._digest.update(part[:count])
             done += count
         self._at += len(view)
 
@@ -255,6 +254,65 @@ class _Hashed:
         assert self._digest is not None
         self.skip_to(os.fstat(self._file.fileno()).st_size)
         return FileRecord(size_bytes=self._at, sha256=self._digest.hexdigest())
+
+
+class Slices:
+    """The rest of a file through two rooms of memory: one is read into while the GPU still copies from the other.
+
+    A file that is hashed is read whole, so each slice is read and hashed at one go, whatever tensors lie in it: for
+    each of these calls the thread waits for the interpreter, and a checkpoint has more tensors than slices.
+    """
+
+    def __init__(
+        self, file: IO[bytes], digest: Any, *, gpu: torch.device | None, size_bytes: int = _SLICE_BYTES
+    ) -> None:
+        self._file, self._digest, self._gpu = file, digest, gpu
+        with self._on_gpu():
+            rooms = [torch.empty(size_bytes, dtype=torch.uint8, pin_memory=gpu is not None) for _ in range(2)]
+        # The end of the copies out of a room, where they go on after the call.
+        self._rooms = [(room, torch.cuda.Event() if gpu is not None else None) for room in rooms]  # type: ignore[no-untyped-call]
+        self._used = self._filled = 0  # of the first room
+
+    def next(self, most: int) -> Tensor:
+        """The next bytes, one or more, up to so many; they are there until those after the next slice are asked for."""
+        if self._used == self._filled:
+            self._turn(most)
+        start = self._used
+        self._used = min(self._filled, start + most)
+        return self._rooms[0][0][start : self._used]
+
+    def fill(self, flat: Tensor) -> None:
+        """The next bytes, into a tensor of bytes."""
+        done = 0
+        with self._on_gpu():
+            while done < len(flat):
+                part = self.next(len(flat) - done)
+                flat[done : done + len(part)].copy_(part, non_blocking=True)
+                done += len(part)
+
+    def _turn(self, most: int) -> None:
+        """Read the next slice into the other room. A file that is not hashed is read only as far as it is needed."""
+        (_, left), (room, copied) = self._rooms
+        if left is not None and copied is not None:
+            with self._on_gpu():
+                left.record()
+            copied.synchronize()
+        view = _bytes_of(room)
+        count = _read(self._file, view if self._digest is not None else view[:most])
+        if self._digest is not None:
+            self._digest.update(view[:count])
+        self._rooms.reverse()
+        self._used, self._filled = 0, count
+
+    def _on_gpu(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self._gpu) if self._gpu is not None else contextlib.nullcontext()
+
+
+def _read(file: IO[bytes], view: memoryview) -> int:
+    count = cast(io.RawIOBase, file).readinto(view)
+    if not count:
+        raise CheckpointError(f"{Path(file.name).name} ends too early")
+    return count
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

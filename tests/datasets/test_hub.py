@@ -16,8 +16,12 @@ from test_tokenizer import train_one
 
 from sims.hub import Hub
 
-pytest.importorskip("datasets")
-pytest.importorskip("huggingface_hub")
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries() -> None:
+    """Where they are not installed these tests are skipped; no other worker takes the second that an import takes."""
+    for name in ("datasets", "huggingface_hub"):
+        pytest.importorskip(name)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._functorch._aot_autograd.autograd_cache import check_cacheable
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from trainmaster.core.config import presets
@@ -95,6 +94,9 @@ def test_a_run_that_does_not_compile_has_no_pass_of_its_own(
 )
 def test_the_compilers_cache_takes_every_graph(name: str, recompute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph with a call that torch's cache does not know is traced and optimised again at every start."""
+    # The compiler is imported here: no worker that has other tests needs it.
+    from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+
     seen: list[Any] = []
 
     def look(graph: Any, inputs: Any) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 PAGE = """<body style="margin: 0"><canvas id="chart" width="800" height="400" style="background: teal"></canvas>
 <script>document.querySelector("#chart").addEventListener("mouseup", () => {{ {then} }})</script>"""
-HANGS = "while (true);"
+HANGS = "const asked = new XMLHttpRequest(); asked.open('GET', '{url}', false); asked.send();"  # and computes nothing
 ZOOMS = "document.querySelector('#chart').style.background = 'navy';"
 
 
@@ -39,9 +41,16 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [*sys.path])
     module = load("tracker_parts/tracker_visits.py", monkeypatch)
     monkeypatch.setattr(module, "STILL_S", 0.3)
-    monkeypatch.setattr(module, "VISIT_S", 10.0)
+    monkeypatch.setattr(module, "VISIT_S", 6.0)
     monkeypatch.setattr(module, "CLOSE_S", 10.0)
     return module
+
+
+@pytest.fixture
+def hangs() -> Iterator[str]:
+    """A script that never ends: it waits for the answer of a server that gives none."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield HANGS.format(url=f"http://127.0.0.1:{silent.getsockname()[1]}/")
 
 
 def opened(tab: Page, url: str, _row: dict[str, Any]) -> str:
@@ -56,14 +65,15 @@ def write(folder: Path, then: str) -> str:
 
 
 @pytest.mark.spawns
+@pytest.mark.proof
 def test_a_page_that_hangs_keeps_its_load(
-    browser: Browser, tmp_path: Path, visits: ModuleType, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, tmp_path: Path, visits: ModuleType, hangs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marks, find = [], visits.find_marked
     monkeypatch.setattr(visits, "find_marked", lambda mark: (marks.append(mark), find(mark))[1])
-    seen = visits.visit(browser.browser_type, opened, write(tmp_path, HANGS), {}, tmp_path / "hangs")
+    seen = visits.visit(browser.browser_type, opened, write(tmp_path, hangs), {}, tmp_path / "hangs")
     assert seen.load_ms > 0 and (seen.zoom_ms, seen.heap_mb) == (None, None)
-    assert str(seen.fault) == "zoom: given up after 10 s"
+    assert str(seen.fault) == "zoom: given up after 6 s"
     assert len(marks) == 1 and find(marks[0]) == [], "its browser is gone"
     well = visits.visit(browser.browser_type, opened, write(tmp_path, ZOOMS), {}, tmp_path / "well")
     assert well.fault is None and well.zoom_ms > 0 and well.heap_mb > 0
@@ -71,25 +81,28 @@ def test_a_page_that_hangs_keeps_its_load(
 
 
 @pytest.mark.spawns
-def test_a_page_that_hangs_while_it_loads_is_given_up(browser: Browser, tmp_path: Path, visits: ModuleType) -> None:
+@pytest.mark.proof
+def test_a_page_that_hangs_while_it_loads_is_given_up(
+    browser: Browser, tmp_path: Path, visits: ModuleType, hangs: str
+) -> None:
     page = tmp_path / "page.html"
-    page.write_text(f"<script>{HANGS}</script>")
-    with pytest.raises(TimeoutError, match="load: given up after 10 s"):
+    page.write_text(f"<script>{hangs}</script>")
+    with pytest.raises(TimeoutError, match="load: given up after 6 s"):
         visits.visit(browser.browser_type, opened, page.as_uri(), {}, tmp_path / "hangs")
 
 
 @pytest.mark.spawns
 @pytest.mark.proof
 def test_the_table_has_the_load_of_a_page_that_hangs(
-    browser: Browser, tmp_path: Path, visits: ModuleType, monkeypatch: pytest.MonkeyPatch
+    browser: Browser, tmp_path: Path, visits: ModuleType, hangs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert visits.VISIT_S == 10
+    assert visits.VISIT_S == 6
     trackers = load("trackers.py", monkeypatch)
     pages = {name: type(name, (), {"one": staticmethod(opened), "many": staticmethod(opened)}) for name in ("a", "b")}
     monkeypatch.setattr(trackers, "PAGES", pages)
     options = argparse.Namespace(rounds=2, folder=tmp_path, runs=1, points=1)
     urls, rows = {}, {}
-    for name, then in (("a", HANGS), ("b", ZOOMS)):
+    for name, then in (("a", hangs), ("b", ZOOMS)):
         folder = trackers.place(name, options)
         folder.mkdir()
         urls[name], rows[name] = write(folder, then), {}

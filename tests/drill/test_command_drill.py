@@ -31,15 +31,17 @@ TRAINERS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", ["none", *recipes.CLAIMS])
 def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_path: Path) -> None:
-    proof = recipes.drill(
-        tmp_path,
-        "torchrun",
-        changes=recipes.PLANTS["torchrun"].get(bug, ()),
-        strikes={"none": ("one", "term", "saving", "truncated", "stop"), "latest": ("one", "saving")}.get(
-            bug, ("one",)
-        ),
-        ranks=2 if bug == "rank0" else 1,
-    )
+    with recipes.warm_python("torchrun") as python:
+        proof = recipes.drill(
+            tmp_path,
+            "torchrun",
+            changes=recipes.PLANTS["torchrun"].get(bug, ()),
+            strikes={"none": ("one", "term", "saving", "truncated", "stop"), "latest": ("one", "saving")}.get(
+                bug, ("one",)
+            ),
+            ranks=2 if bug == "rank0" else 1,
+            python=(python, "-m"),
+        )
     assert matrix.judge(proof, bug) is None
     found = {result.check: result.findings[0] for result in proof.results}
     if bug == "none":

@@ -196,14 +196,10 @@ def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:
     validate(document)
 
 
-@pytest.mark.proof
 def test_a_loss_that_is_no_number_fails() -> None:
-    options = Options(
-        model="resnet18", image_size=32, num_classes=10, batch_size=4, warmup_iterations=0, active_iterations=2,
-        min_throughput=0.01, fault=Fault(kind="nan", rank=0),
-    )  # fmt: skip
-    info = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, nodes=1, master=None)
-    records = rank.run(options, info, show=lambda _: None)
+    fault = Fault(kind="nan", rank=0)
+    options = dataclasses.replace(SMALL, warmup_iterations=0, active_iterations=2, min_throughput=0.01, fault=fault)
+    records = rank.run(options, ALONE, show=lambda _: None)
     found = {one.check: one.verdict.value for one in judge(options, records, flops=1)}
     assert found["accept_loss"] == "fail"
 

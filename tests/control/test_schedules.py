@@ -333,6 +333,7 @@ def test_a_clock_that_was_ahead_silences_no_schedule(db: Database) -> None:
         assert store.list_schedules(db, [quick.id])[quick.id].next_at == taken
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("back", [HOUR / 2, 2 * HOUR, 5 * HOUR, 40 * DAY])
 @pytest.mark.parametrize("again", ["put back", "paused"])
 def test_a_time_that_had_its_run_has_no_second_one_after_the_clock_is_set_back(

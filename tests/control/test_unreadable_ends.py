@@ -44,6 +44,7 @@ def _submit(db: Database, target: Shared | Target, word: str = "local") -> JobRo
 
 
 @pytest.mark.both_databases
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("why", [Reason.USER_CANCELLED, Reason.OVER_BUDGET])
 def test_one_that_must_stop_is_stopped_and_no_other(kind: str, why: Reason, db: Database, tmp_path: Path) -> None:
@@ -68,6 +69,7 @@ def test_one_that_must_stop_is_stopped_and_no_other(kind: str, why: Reason, db: 
         submitting.cancel(db, bad.id)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_its_rented_machine_is_terminated(kind: str, cancelled: bool, db: Database, tmp_path: Path) -> None:
@@ -132,6 +134,7 @@ def test_a_handle_that_is_not_its_own_ends_nothing(handle: object, db: Database,
     assert target.stopped == {} and len(target.holds) == 2
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_ended_one_is_deleted_and_an_open_one_is_not(kind: str, db: Database, tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")

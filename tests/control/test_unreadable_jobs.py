@@ -58,6 +58,7 @@ def _submit(db: Database, target: Shared, project: str) -> JobRow:
     return submitting.submit(db, parse_spec(mapping), load=target.load)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_queue_leaves_it_out(kind: str, db: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is the oldest and would have the only GPU; the others start one after the other, and the log has it once."""
@@ -80,6 +81,7 @@ def test_the_queue_leaves_it_out(kind: str, db: Database, tmp_path: Path, caplog
     assert not target.faults and bad.id in list_open(db)
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_people_are_told_once_and_a_queued_one_is_cancelled(kind: str, db: Database, tmp_path: Path) -> None:
     target = Shared(1)
@@ -111,6 +113,7 @@ def test_its_people_are_told_once_and_a_queued_one_is_cancelled(kind: str, db: D
     assert sorted(moves) == sorted([(waits.id,), (runs.id,)])
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_runs_keeps_its_devices_and_no_others(kind: str, db: Database, tmp_path: Path) -> None:
     target = Shared(2)

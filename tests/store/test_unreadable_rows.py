@@ -18,6 +18,7 @@ from trainmaster.store.database import Database
 from trainmaster.store.page_rows import runs
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_query_leaves_it_out(kind: str, any_db: Database) -> None:
     if kind == "no JSON" and any_db.engine.dialect.name == "postgresql":

@@ -26,6 +26,7 @@ LISTS = (
 )  # fmt: skip
 
 
+@pytest.mark.matrix(one_in=5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("running", [False, True])
 def test_lists_go_on_without_it(kind: str, running: bool, client: TestClient, db: Database) -> None:
@@ -41,6 +42,7 @@ def test_lists_go_on_without_it(kind: str, running: bool, client: TestClient, db
     assert good.id in listed and bad.id not in listed
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_project_is_told_of_no_job(kind: str, client: TestClient, db: Database) -> None:
     own, other = issue(db, "own", Role.USER, "lab"), issue(db, "other", Role.USER, "other")
@@ -58,6 +60,7 @@ def test_another_project_is_told_of_no_job(kind: str, client: TestClient, db: Da
     assert "cannot be read" not in again.text and SECRET not in again.text
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_search_says_that_there_is_more_than_it_shows(kind: str, db: Database) -> None:
     times = [samples.T0 + timedelta(seconds=number) for number in range(search.MOST + 1)]
@@ -79,6 +82,7 @@ def test_runs_are_compared_beside_one_whose_env_is_no_mapping(env: object, db: D
     assert ("env.A", {"1", compare.ABSENT}) in [(each.field, {*dict(each.values)}) for each in page.differences]
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_own_project_cancels_it(kind: str, client: TestClient, db: Database) -> None:
     own, other, viewer = (
@@ -102,6 +106,7 @@ def test_its_own_project_cancels_it(kind: str, client: TestClient, db: Database)
     assert over.status_code == 400 and "already cancelled" in over.text
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_its_own_project_deletes_it_once_it_is_over(kind: str, client: TestClient, db: Database) -> None:
     own, other = issue(db, "own", Role.USER, "lab"), issue(db, "other", Role.USER, "other")
@@ -114,6 +119,7 @@ def test_its_own_project_deletes_it_once_it_is_over(kind: str, client: TestClien
     assert find_head(db, job.id) is None
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_command_on_its_home_folder_cancels_it(kind: str, db: Database, tmp_path: Path) -> None:
     job = samples.Story(db, samples.spec(project="lab"))

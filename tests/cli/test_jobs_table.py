@@ -53,6 +53,7 @@ def test_a_job_is_one_line_in_the_width_of_the_terminal(
         assert any("failed (check_incomplete)" in line and "120/200" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_columns_give_way_by_importance(
     db: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_mistake_is_named_by_its_place(more: dict[str, Any], path: str) -> Non
     assert path in [fault.path for fault in refused.value.faults]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["matrix", "search"])
 def test_the_specs_of_a_set_are_bounded_together(section: str) -> None:
     """A request is multiplied by its trials; so is a value by the places where it stands."""

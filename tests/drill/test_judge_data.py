@@ -94,6 +94,7 @@ def test_batches_that_the_run_had_read_elsewhere_are_a_wrong_place(save: int, af
     assert (finding.verdict, words in finding.reason) == (Verdict.FAIL, True), finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [5, 8, 20])
 def test_small_data_that_are_drawn_anew_fail_no_right_resume(length: int) -> None:
     def drawn(dice: random.Random) -> list[tuple[str, int]]:

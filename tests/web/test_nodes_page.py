@@ -373,6 +373,32 @@ def test_each_machine_of_a_job_has_its_own_preflight(client: TestClient, db: Dat
     assert f'href="/jobs/{story.id}/preflight#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
 
 
+def test_a_machine_that_still_checks_is_not_accused(client: TestClient, db: Database) -> None:
+    """The first one was ready before it: what it had not reported yet was called missing."""
+    story = samples.Story(db, samples.spec(target="slurm")).start()
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": ["gpu-01", "gpu-02"]})
+    listed = list(checks(["1652000000001"]))
+    end = Event(phase="PREFLIGHT", event="end", data={"overall": "PASS"})
+    story.tell([*listed, end])
+    offset = 0
+
+    def add(events: Iterable[Event]) -> tuple[str, ...]:
+        """What the second one reports, and what the page says of each then."""
+        nonlocal offset
+        raw = encode(events)
+        with db.write() as conn:
+            lines, stream = split(raw, offset=offset, zone=UTC, last=True), node_file(EVENTS_FILE, 1)
+            assert append_events(conn, story.attempt, stream, seen_offset=offset, lines=lines)
+        offset += len(raw)
+        text = read_page(client.get(f"/jobs/{story.id}/preflight"))
+        return tuple(re.findall(r'<h2 id="preflight-([^"]+)">.*?<span class="pill \w+">(\w+)<', text, re.DOTALL))
+
+    assert add(listed[:2]) == (("gpu-01", "PASS"), ("gpu-02", "checking"))
+    assert add([end]) == (("gpu-02", "INCOMPLETE"), ("gpu-01", "PASS")), "it ended without one of them"
+    assert add(listed[2:]) == (("gpu-01", "PASS"), ("gpu-02", "PASS"))
+
+
 def test_a_serial_number_is_found_as_the_pages_write_it_and_leads_to_its_gpu(client: TestClient, db: Database) -> None:
     cluster(db, nodes=2)
     for words in ("1652000000002", "serial:1652000000002", "Serial: 1652000000002"):

@@ -17,7 +17,7 @@ from trainmaster.api.run import Preflight
 from trainmaster.control.queueing import priority
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
-from trainmaster.core.results import Overall
+from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage
 from trainmaster.pages import artifacts, checks, deliveries, events, job_cost, queue, transitions
@@ -124,9 +124,17 @@ def _checked(db: Database, page: JobPage) -> tuple[tuple[str, Preflight], ...]:
     if shown is None:
         return ()
     tried = next((each for each in page.attempts if each.number == shown.attempt), None)
-    found = checks.read_nodes(db, page.id, shown, machines=tried.machines if tried is not None else ())
+    # The first node may be ready while others still check: none of them is accused before a step or the end.
+    over = tried is None or tried.ended_at is not None or page.run.step is not None
+    found = checks.read_nodes(db, page.id, shown, machines=tried.machines if tried is not None else (), over=over)
     passed = {Overall.PASS: 2, Overall.WARN: 1}
-    return tuple(sorted(found, key=lambda one: passed.get(one[1].overall, 0) if one[1].overall else 3))
+
+    def order(one: tuple[str, Preflight]) -> int:
+        if one[1].overall is not None:
+            return passed.get(one[1].overall, 0)
+        return 0 if any(check.verdict in (Verdict.FAIL, Verdict.ERROR) for check in one[1].checks) else 3
+
+    return tuple(sorted(found, key=order))
 
 
 def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:

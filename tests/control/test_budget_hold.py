@@ -15,7 +15,7 @@ from trainmaster import targets
 from trainmaster.control import budget
 from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
-from trainmaster.control.queueing import sets
+from trainmaster.control.queueing import dispatch, sets
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.config.sweep import parse_sweep
 from trainmaster.core.errors import OverBudget
@@ -72,6 +72,22 @@ def test_a_job_of_a_spent_project_waits_with_the_reason_and_has_nothing_kept_for
         wait(lambda: base._runs(db, paid))
         target.ends.add(paid.id)
         wait(lambda: base._find(db, paid).status is Status.COMPLETED)
+
+
+def test_a_job_far_behind_is_told_that_its_budget_is_spent(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message was that of the head of the queue still, and of the end by `queue.max_wait_s` then."""
+    monkeypatch.setattr(dispatch, "_TOLD", 1)
+    target = base.Shared(1)
+    runs = base._submit(db, target, "runs")
+    with base._driven(db, tmp_path, target):
+        wait(lambda: base._runs(db, runs))
+        paid = base._submit(db, target, "paid", project="lab", resources={"price_per_hour": 6})
+        wait(lambda: "kept for it" in base._find(db, paid).message)
+        base._submit(db, target, "next")
+        cap(db, "lab", "total", 0)
+        wait(lambda: "is spent: $0.00 of $0.00" in base._find(db, paid).message)
 
 
 def test_pages_say_so_where_no_order_was_kept(db: Database) -> None:

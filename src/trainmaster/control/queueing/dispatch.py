@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import socket
 import time
@@ -296,7 +297,10 @@ class Dispatcher:
                 context.bookings[start.job] = rows[start.job].attempts + 1, start.devices
         for wait in decided.waits:
             context.bookings.pop(wait.job, None)  # of an earlier pass whose booking was refused
-        told = [wait for wait in decided.waits[:_TOLD] if wait.job in ours and rows[wait.job].message != wait.text]
+        # Those without a place stand last, and what they were told before, as a place at the head, is wrong now.
+        first = (*decided.waits[:_TOLD], *(wait for wait in decided.waits[_TOLD:] if not wait.position))
+        new = (wait for wait in first if wait.job in ours and rows[wait.job].message != wait.text)
+        told = list(itertools.islice(new, 2 * _TOLD))
         if told or decided.preempts:
             with context.db.write() as conn:
                 for wait in told:

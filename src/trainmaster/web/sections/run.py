@@ -39,6 +39,7 @@ TABS = (
     ("preflight", "Pre-flight"), ("attempts", "Attempts"), ("cost", "Cost"), ("files", "Files"), ("spec", "Spec"),
 )  # fmt: skip
 _EVENTS = 50  # on one page; of 100 server and browser have twice the work before the first is shown
+_MACHINES = 20  # whose checks are shown whole; of 512 they were a page of 4 MB
 _BATCH = 5_000  # rows of a CSV file read at once
 router = APIRouter(include_in_schema=False)
 _LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)
@@ -92,6 +93,7 @@ def detail(
     who: dependencies.Viewer,
     after: str = "",
     phase: str = "",
+    node: str = "",
 ) -> Response:
     """One tab. Each is a page of its own, so that it works without a script and can be linked to."""
     if tab not in dict(TABS) or tab == "":
@@ -105,7 +107,8 @@ def detail(
         more = {"events": listed, "rows": rows.events(listed.events), "more": beyond}
         more |= {"after": after, "phase": phase[:64]}
     elif tab == "preflight":
-        more = {"checked": _checked(db, page)}
+        checked = _checked(db, page, first=node)
+        more = {"checked": checked, "most_machines": _MACHINES}
     elif tab == "files":
         more = {"files": artifacts.read(db, row.id).artifacts}
     elif tab == "cost":
@@ -118,8 +121,8 @@ def detail(
     return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
 
 
-def _checked(db: Database, page: JobPage) -> tuple[tuple[str, Preflight], ...]:
-    """Each machine with its checks, where a job has several; the one of bad news first."""
+def _checked(db: Database, page: JobPage, *, first: str) -> tuple[tuple[str, Preflight], ...]:
+    """Each machine with its checks, where a job has several: the one that was asked for, then that of bad news."""
     shown = page.run.preflight
     if shown is None:
         return ()
@@ -130,6 +133,8 @@ def _checked(db: Database, page: JobPage) -> tuple[tuple[str, Preflight], ...]:
     passed = {Overall.PASS: 2, Overall.WARN: 1}
 
     def order(one: tuple[str, Preflight]) -> int:
+        if one[0] == first:
+            return -1
         if one[1].overall is not None:
             return passed.get(one[1].overall, 0)
         return 0 if any(check.verdict in (Verdict.FAIL, Verdict.ERROR) for check in one[1].checks) else 3

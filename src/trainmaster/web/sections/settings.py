@@ -25,7 +25,6 @@ from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
-from trainmaster.queueing.state import Share
 from trainmaster.store import audit, costs, people, tokens, webhooks
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
@@ -222,9 +221,8 @@ def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator,
             weight = float(form.text("weight") or (now.weight if now is not None else 1))
         except ValueError:
             raise Refused(422, "bad_form", "weight: a number over 0, as 2 or 0.5") from None
-        share = now or Share()
-        _refuse_unseen(form, project, "quota", str(share.quota) if share.quota is not None else _NONE)
-        _refuse_unseen(form, project, "weight", f"{share.weight:.10g}")
+        _refuse_unseen(form, project, "quota", str(now.quota) if now is not None and now.quota is not None else _NONE)
+        _refuse_unseen(form, project, "weight", f"{now.weight if now is not None else 1:.10g}")
         queue_api.set_share(project, queue_api.ShareBody(weight=weight, quota=quota), db, who)
         most = f"{quota:,} device{'s' if quota != 1 else ''} at once" if quota is not None else "any number of devices"
         return Notice(

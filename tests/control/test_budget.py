@@ -129,12 +129,12 @@ def test_a_project_that_has_spent_its_budget_is_stopped_and_takes_nothing_in(db:
     assert [attempt_of(db, job).stop_reason for job in (free, other, last_month)] == [None, None, None]
     assert [topic for topic, _ in told(db)].count("budget.exceeded") == 1
     with db.write() as conn, pytest.raises(OverBudget, match=r"lab .* is spent: \$\d+\.00 of \$7\.00"):
-        budget.admit(conn, "lab", price=100, now=NOW + HOUR)
+        budget.admit(conn, "lab", paid=True, now=NOW + HOUR)
     with db.write() as conn:
-        budget.admit(conn, "lab", price=0, now=NOW + HOUR)  # what costs nothing may come in
-        budget.admit(conn, "other", price=100, now=NOW + HOUR)
+        budget.admit(conn, "lab", paid=False, now=NOW + HOUR)  # what costs nothing may come in
+        budget.admit(conn, "other", paid=True, now=NOW + HOUR)
         money.set_budget(conn, "lab", period, 10_000, at=NOW)
-        budget.admit(conn, "lab", price=100, now=NOW + HOUR)
+        budget.admit(conn, "lab", paid=True, now=NOW + HOUR)
 
 
 def test_a_submit_into_a_spent_project_leaves_no_row(db: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,9 +10,15 @@ import pytest
 
 from control import test_dispatch as base
 from control.driving import driven, wait
-from control.scripted import GOOD, Scripted, at_once
+from control.scripted import GOOD, Scripted, at_once, take_over
+from trainmaster import targets
 from trainmaster.control import budget
 from trainmaster.control import submit as submitting
+from trainmaster.control.context import Context
+from trainmaster.control.queueing import dispatch, sets
+from trainmaster.control.stage_handlers import handle_stage
+from trainmaster.core.config.sweep import parse_sweep
+from trainmaster.core.errors import OverBudget
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import queue as queue_page
@@ -19,7 +26,7 @@ from trainmaster.queueing.state import Device
 from trainmaster.storage import open_store
 from trainmaster.store import attempts, costs, leases
 from trainmaster.store import jobs as rows
-from trainmaster.store.capacity import devices, queue
+from trainmaster.store.capacity import budget_hold, devices, queue
 from trainmaster.store.database import Database
 from trainmaster.targets import find_place
 
@@ -65,6 +72,22 @@ def test_a_job_of_a_spent_project_waits_with_the_reason_and_has_nothing_kept_for
         wait(lambda: base._runs(db, paid))
         target.ends.add(paid.id)
         wait(lambda: base._find(db, paid).status is Status.COMPLETED)
+
+
+def test_a_job_far_behind_is_told_that_its_budget_is_spent(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message was that of the head of the queue still, and of the end by `queue.max_wait_s` then."""
+    monkeypatch.setattr(dispatch, "_TOLD", 1)
+    target = base.Shared(1)
+    runs = base._submit(db, target, "runs")
+    with base._driven(db, tmp_path, target):
+        wait(lambda: base._runs(db, runs))
+        paid = base._submit(db, target, "paid", project="lab", resources={"price_per_hour": 6})
+        wait(lambda: "kept for it" in base._find(db, paid).message)
+        base._submit(db, target, "next")
+        cap(db, "lab", "total", 0)
+        wait(lambda: "is spent: $0.00 of $0.00" in base._find(db, paid).message)
 
 
 def test_pages_say_so_where_no_order_was_kept(db: Database) -> None:
@@ -114,3 +137,49 @@ def test_the_price_of_a_spec_is_read_by_the_queue(db: Database) -> None:
     submitting.submit(db, spec)
     (row,) = queue.list_waiting(db, driven=False)
     assert row.request == queue.find_request(spec) and row.request.price_per_hour == 2.5
+
+
+@pytest.mark.parametrize("kind", ["lambda", "ssh", "pool"])
+def test_a_stated_price_of_nothing_is_no_way_past_a_spent_budget(db: Database, tmp_path: Path, kind: str) -> None:
+    """Where the machines have a price of their own, which is not known before they are chosen."""
+    (tmp_path / "free.yaml").write_text("hosts: [{host: a}]\n")
+    (tmp_path / "paid.yaml").write_text("hosts: [{host: a}, {host: b, price_per_hour: 2}]\n")
+
+    def ask(price: float, file: str = "paid.yaml") -> dict[str, object]:
+        word = kind if kind == "lambda" else f"{kind}:{tmp_path / file}"
+        spec = {"name": "x", "project": "lab", "command": ["x"], "target": word}
+        return {**spec, "resources": {"price_per_hour": price}}
+
+    before = submitting.submit(db, parse_spec(ask(0)))
+    cap(db, "lab", "total", 0)
+    for price in (0, 1):
+        with pytest.raises(OverBudget):
+            submitting.submit(db, parse_spec(ask(price)))
+        with pytest.raises(OverBudget):
+            submitting.check_only(db, parse_spec(ask(price)))
+        with pytest.raises(OverBudget):
+            sets.submit_set(db, parse_sweep({**ask(price), "matrix": {"limits.timeout_s": [60, 90]}}))
+    if kind != "lambda":
+        submitting.submit(db, parse_spec(ask(0, "free.yaml")))  # nothing there has a price
+    with db.write() as conn:
+        leases.take(conn, "t", owner="a test")
+    rows_now = queue.list_waiting(db)
+    with db.read() as conn:
+        held = budget_hold.list_held(conn, rows_now, may_cost=targets.may_cost, now=datetime.now(UTC))
+    assert list(held) == [before.id] and "is spent: $0.00 of $0.00" in held[before.id]
+
+
+def test_a_job_with_a_stated_price_of_nothing_is_not_placed_on_a_paid_machine(db: Database, tmp_path: Path) -> None:
+    job = submitting.submit(
+        db,
+        parse_spec({
+            "name": "x", "project": "lab", "command": ["x"], "target": "lambda", "resources": {"price_per_hour": 0},
+        }),
+    )  # fmt: skip
+    cap(db, "lab", "total", 0)
+    plane = Context(
+        db=db, home=tmp_path, load=targets.load, token=take_over(db), storage=open_store(tmp_path / "storage")
+    )  # fmt: skip
+    assert not asyncio.run(handle_stage(plane, base._find(db, job)))
+    after = base._find(db, job)
+    assert (after.stage, after.attempts) == (Stage.QUEUED, 0) and "is spent: $0.00 of $0.00" in after.message

@@ -108,12 +108,14 @@ def test_an_empty_field_of_a_share_keeps_what_there_is(db: Database, client: Tes
         assert (share.quota, share.weight) == (quota, weight), typed
 
 
-def typed_in(text: str) -> list[dict[str, str]]:
+def typed_in(text: str, *, hidden: bool = False) -> list[dict[str, str]]:
     """The fields of the forms for a cap and for a share, as they begin."""
     card = text.partition('id="projects"')[2].partition("</section>")[0]
     found = []
     for form in card.split("<form ")[1:]:
         fields = dict(re.findall(r'name="(\w+)"[^>]* value="([^"]*)"', form))
+        if not hidden:
+            fields = {name: value for name, value in fields.items() if not name.startswith("seen")}
         found.append(fields | dict.fromkeys(["period"] * ('value="total" selected' in form), "total"))
     return found
 
@@ -142,12 +144,46 @@ def test_the_forms_begin_with_what_a_project_has(db: Database, client: TestClien
     assert devices.list_shares(db)["lab"].quota == 6 and "$1,234.56" in projects_card(client), "as they were"
 
 
+def test_what_another_admin_set_meanwhile_is_not_overwritten_unseen(db: Database, client: TestClient) -> None:
+    def state() -> tuple[object, ...]:
+        with db.read() as conn:
+            caps = [(row.period, row.cap_cents) for row in costs.list_budgets(conn, project="lab")]
+        return *caps, devices.list_shares(db).get("lab")
+
+    for period, cents in (("month", 700), ("total", 500_000)):
+        with db.write() as conn:
+            costs.set_budget(conn, "lab", period, cents, at=datetime.now(UTC))
+            devices.set_share(conn, "lab", weight=2.0, quota=4)
+    cap, share = typed_in(client.get("/settings?project=lab").text, hidden=True)
+    client.put("/v1/budgets/lab/month", json={"cap_cents": 100})  # somebody else
+    client.put("/v1/shares/lab", json={"weight": 2.0, "quota": 1})
+    before = state()
+    for path, typed, now in (
+        ("budgets", {**cap, "dollars": "9"}, "cap each month of project lab was changed meanwhile, to $1.00"),
+        ("budgets", {**cap, "dollars": "none"}, "cap each month of project lab was changed meanwhile, to $1.00"),
+        ("shares", {**share, "weight": "3"}, "quota of project lab was changed meanwhile, to 1"),
+    ):
+        refused = client.post(f"/settings/{path}", data=typed)
+        assert refused.status_code == 409 and f"Nothing was set: the {now}; send" in refused.text
+        assert state() == before
+    again = typed_in(refused.text, hidden=True)[1]
+    assert (again["quota"], again["weight"], again["seen_quota"]) == ("4", "3", "1"), "as typed, and what there is"
+    assert client.post("/settings/shares", data=again).status_code == 200
+    assert client.post("/settings/budgets", data={**cap, "period": "total", "dollars": "8"}).status_code == 200
+    assert client.post("/settings/budgets", data={**cap, "project": "other", "dollars": "6"}).status_code == 200
+    share_now = devices.list_shares(db)["lab"]
+    assert state()[:2] == (("month", 100), ("total", 800)) and (share_now.quota, share_now.weight) == (4, 3.0)
+
+
 def test_an_admin_of_a_project_sets_its_cap_alone(db: Database, tmp_path: Path) -> None:
     app = create_app(db, tmp_path, reconcile=False, require_token=True)
     with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
         client.headers.update(issue(db, "ann", Role.ADMIN, "lab"))
         assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 200
         assert client.post("/settings/budgets", data={"project": "other", "dollars": "1"}).status_code == 403
+        forged_form = {"project": "other", "dollars": "1", "seen": "other", "seen_month": "1"}
+        forged = client.post("/settings/budgets", data=forged_form)
+        assert forged.status_code == 403 and "meanwhile" not in forged.text, "it names no cap of another project"
         assert client.post("/settings/shares", data={"project": "lab", "quota": "1"}).status_code == 403
         assert "set-share" not in client.get("/settings").text
         assert typed_in(client.get("/settings?project=other").text) == [{"project": "lab", "dollars": "1.00"}]

@@ -203,3 +203,32 @@ def test_a_spreadsheet_gets_no_formula_of_a_user(client: TestClient, db: Databas
     answer = client.get("/compare.csv", params={"jobs": ",".join(story.id for story in stories)})
     cells = [row["command --note"] for row in csv.DictReader(io.StringIO(answer.text))]
     assert cells[0] == f"'{notes[0]}" and cells[2] == "fine" and cells[1].startswith("'")
+
+
+def test_a_column_of_a_spreadsheet_is_the_only_one_of_its_name(client: TestClient, db: Database) -> None:
+    """A job names its metrics, and by names that we use it would put its own values in place of ours."""
+    stories = []
+    for number in range(2):
+        story = samples.Story(db, samples.spec(name=f"run-{number}", project=f"p{number}")).start().move(Stage.RUNNING)
+        forged = {"id": 1.0, "name": 2.0, "cost_cents": 0.0, "project": 3.0, "spec:project": 4.0, "loss": 0.5}
+        story.tell([Event(phase="STEP", event="metrics", data={"step": 1, **forged})])
+        stories.append(story)
+    answer = client.get("/compare.csv", params={"jobs": ",".join(story.id for story in stories)})
+    (header,) = itertools.islice(csv.reader(io.StringIO(answer.text)), 1)
+    assert len(set(header)) == len(header), header
+    for row, story in zip(csv.DictReader(io.StringIO(answer.text)), stories, strict=True):
+        assert (row["id"], row["name"], row["project"]) == (story.id, story.spec.name, story.spec.project)
+        assert (row["metric:id"], row["metric:project"], row["loss"]) == ("1.0", "3.0", "0.5")
+
+
+def test_a_spreadsheet_keeps_numbers_and_sees_through_what_is_not_seen(client: TestClient, db: Database) -> None:
+    formulas = ["\ufeff=1+1", "\u200b@x", "\uff1dcmd", "\u202e=1", "-1+cmd", "\n=1", "--1", "-", "=-1"]
+    numbers, odd = ["-0.5", "+3", "-1e-05"], ["a,b", 'q"q', "n\nl", "fine-1"]
+    stories = [
+        run(db, steps=1, train=None, command=["python", "x", f"--note={note}"]) for note in (*formulas, *numbers, *odd)
+    ]
+    answer = client.get("/compare.csv", params={"jobs": ",".join(story.id for story in stories)})
+    cells = [row["command --note"] for row in csv.DictReader(io.StringIO(answer.text, newline=""))]
+    assert all(cell.startswith("'") for cell in cells[: len(formulas)]), cells
+    assert cells[len(formulas) :] == [*numbers, *odd]
+    assert "\u202e" not in answer.text

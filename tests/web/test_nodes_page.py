@@ -370,7 +370,50 @@ def test_each_machine_of_a_job_has_its_own_preflight(client: TestClient, db: Dat
     assert "1652000000002" in parts["gpu-02"] and ">FAIL<" in parts["gpu-02"]
     assert "1652000000001" in parts["gpu-01"] and ">PASS<" in parts["gpu-01"] and "1652000000002" not in parts["gpu-01"]
     assert parts["gpu-03"].count("planned, but it never reported") == 2 and ">INCOMPLETE<" in parts["gpu-03"]
-    assert f'href="/jobs/{story.id}/preflight#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
+    assert f'href="/jobs/{story.id}/preflight?node=gpu-02#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
+
+
+def test_a_machine_that_still_checks_is_not_accused(client: TestClient, db: Database) -> None:
+    """The first one was ready before it: what it had not reported yet was called missing."""
+    story = samples.Story(db, samples.spec(target="slurm")).start()
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": ["gpu-01", "gpu-02"]})
+    listed = list(checks(["1652000000001"]))
+    end = Event(phase="PREFLIGHT", event="end", data={"overall": "PASS"})
+    story.tell([*listed, end])
+    offset = 0
+
+    def add(events: Iterable[Event]) -> tuple[str, ...]:
+        """What the second one reports, and what the page says of each then."""
+        nonlocal offset
+        raw = encode(events)
+        with db.write() as conn:
+            lines, stream = split(raw, offset=offset, zone=UTC, last=True), node_file(EVENTS_FILE, 1)
+            assert append_events(conn, story.attempt, stream, seen_offset=offset, lines=lines)
+        offset += len(raw)
+        text = read_page(client.get(f"/jobs/{story.id}/preflight"))
+        return tuple(re.findall(r'<h2 id="preflight-([^"]+)">.*?<span class="pill \w+">(\w+)<', text, re.DOTALL))
+
+    assert add(listed[:2]) == (("gpu-01", "PASS"), ("gpu-02", "checking"))
+    assert add([end]) == (("gpu-02", "INCOMPLETE"), ("gpu-01", "PASS")), "it ended without one of them"
+    assert add(listed[2:]) == (("gpu-01", "PASS"), ("gpu-02", "PASS"))
+
+
+def test_of_many_machines_twenty_are_shown_whole_and_the_others_by_a_link(client: TestClient, db: Database) -> None:
+    """A page of 512 machines was 4 MB, and three seconds of the server's processor."""
+    story = samples.Story(db, samples.spec(target="slurm")).start()
+    names = [f"gpu-{number:03}" for number in range(150)]
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": names})
+    story.tell(checks(["1652000000001"]))
+    story.end_attempt().finish(Status.COMPLETED)
+    text = read_page(client.get(f"/jobs/{story.id}/preflight"))
+    assert "Pre-flight of 150 machines" in text and ">130 more<" in text
+    assert text.count('<section class="card" aria-labelledby="preflight-') == 20
+    assert sorted(re.findall(r'id="preflight-(gpu-\d+)"', text)) == names, "a link to any of them leads there"
+    assert re.findall(r'<td><a href="\?node=(gpu-\d+)">', text)[-1] == "gpu-000", "good news last"
+    whole = read_page(client.get(f"/jobs/{story.id}/preflight", params={"node": "gpu-000"}))
+    assert re.findall(r'<h2 id="preflight-([^"]+)"', whole)[0] == "gpu-000" and "1652000000001" in whole
 
 
 def test_a_serial_number_is_found_as_the_pages_write_it_and_leads_to_its_gpu(client: TestClient, db: Database) -> None:

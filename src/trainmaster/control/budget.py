@@ -60,9 +60,17 @@ def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
     return max(prices) if prices else 0.0 if targets.is_free(spec.target) else None
 
 
-def admit(conn: Connection, project: str, *, price: float | None, now: datetime) -> None:
+def may_cost(spec: JobSpec, word: str, *, price: float | None) -> bool:
+    """Whether a spent budget keeps an attempt from its target: all but what is known to cost nothing.
+
+    Of a rented machine that is not chosen yet the price is what the spec states; a stated 0 is no price of it.
+    """
+    return price != 0 or targets.may_cost(word, stated=spec.resources.price_per_hour)
+
+
+def admit(conn: Connection, project: str, *, paid: bool, now: datetime) -> None:
     """OverBudget, with the numbers, where a project has spent what it may. What costs nothing is always admitted."""
-    if price != 0 and (found := budget_hold.find_spent(conn, project, now=now)) is not None:
+    if paid and (found := budget_hold.find_spent(conn, project, now=now)) is not None:
         raise OverBudget(
             f"{found.text}; raise it with `trainmaster cost --set-cap {project}=DOLLARS/{found.period}`",
             project=project,
@@ -71,7 +79,7 @@ def admit(conn: Connection, project: str, *, price: float | None, now: datetime)
 
 def find_hold(db: Database, job: JobRow, *, price: float | None, now: datetime) -> str | None:
     """Why a job waits in the queue: the budget of its project is spent. None where it may start."""
-    if price == 0:
+    if not may_cost(job.spec, job.target, price=price):
         return None
     with db.read() as conn:
         found = budget_hold.find_spent(conn, job.project, now=now)

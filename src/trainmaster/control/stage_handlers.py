@@ -103,7 +103,7 @@ async def _queue(context: Context, job: JobRow) -> bool:
         spent := await context.read(budget.refuse_start, job, now=context.now())
     ):
         return await end_job(context, job, Status.FAILED, Reason.OVER_BUDGET, spent)
-    if price != 0 and (why := await context.read(budget.find_hold, job, price=price, now=context.now())):
+    if why := await context.read(budget.find_hold, job, price=price, now=context.now()):
         return await _hold(context, job, why)
 
     def change(conn: Connection) -> bool:

@@ -70,7 +70,7 @@ def submit_once(
     transaction; where it raises, there is no job. `pinned`: of a trial, whose `after` has the ids of jobs that there
     were when its set was submitted. `again_of`: the job that it runs again; the audit trail keeps it.
     """
-    spec, word, job_id, price = check(db, spec, load=load, pinned=pinned)
+    spec, word, job_id, paid = check(db, spec, load=load, pinned=pinned)
     before = pin_after(db, spec, pinned=pinned).after.jobs
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
@@ -80,7 +80,7 @@ def submit_once(
             first = spec.resume_from
             if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
-            budget.admit(conn, spec.project, price=price, now=at)
+            budget.admit(conn, spec.project, paid=paid, now=at)
             detail: dict[str, object] = {"name": spec.name, "project": spec.project, "target": spec.target}
             if spec.allow:
                 detail["allow"] = spec.allow
@@ -99,10 +99,10 @@ def check_only(db: Database, spec: JobSpec, *, key: str | None = None) -> None:
     Whether `resume_from` names a job that still writes is asked at the submission. With a key the budget is not asked:
     the job of that key may be there already, and is then returned in any case.
     """
-    spec, _, _, price = check(db, spec)
+    spec, _, _, paid = check(db, spec)
     if key is None:
         with db.read() as conn:
-            budget.admit(conn, spec.project, price=price, now=datetime.now(UTC))
+            budget.admit(conn, spec.project, paid=paid, now=datetime.now(UTC))
 
 
 def check(
@@ -113,8 +113,10 @@ def check(
     pinned: bool = False,
     recognise: Callable[[str], str | None] = recognise,
     asked: Asked | None = None,
-) -> tuple[JobSpec, str, str, float | None]:
-    """The spec as it would be stored, what its target stands for, an id and the price; errors as of `submit_once`.
+) -> tuple[JobSpec, str, str, bool]:
+    """The spec as it would be stored, what its target stands for, an id and whether it may cost something.
+
+    Errors as of `submit_once`.
 
     `asked`: of the set that the spec is a trial of.
     """
@@ -136,7 +138,7 @@ def check(
     if spec.limits.max_cost is not None and price is None and not isinstance(target, Rents):
         message = f"the price of {spec.target} is not known, so this cap cannot be held; state resources.price_per_hour"
         raise SpecError([Fault(path="limits.max_cost", message=message)])
-    return spec, word, job_id, price
+    return spec, word, job_id, budget.may_cost(spec, word, price=price)
 
 
 def resume(

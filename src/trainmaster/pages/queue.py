@@ -90,7 +90,7 @@ def _find_places(db: Database, ids: set[str], now: datetime) -> tuple[list[tuple
     for place, some in undecided.items():
         rows = [row for row in queue.list_waiting(db, driven=False, words=some) if row.lease_token is not None]
         alone = socket.gethostname() if targets.traits(some[0]).here else None
-        found = order.decide(db, place, rows, now=now, alone=alone, is_free=targets.is_free)
+        found = order.decide(db, place, rows, now=now, alone=alone, may_cost=targets.may_cost)
         made = order.to_order(place, found.decisions.waits)
         placed.append((made, _find_lines(made, unplaced)))
         unplaced = unplaced.difference(made.jobs)

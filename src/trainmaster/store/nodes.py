@@ -59,6 +59,14 @@ def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
         return [CheckRecord(**row) for row in conn.execute(query).mappings()]
 
 
+def list_ended_checks(db: Database, attempt: str, streams: Sequence[str]) -> set[str]:
+    """Those of the nodes' streams that say that the checks before the start are over."""
+    e = t.events.c
+    of_these = (e.attempt == attempt, e.stream.in_(streams), e.phase == "PREFLIGHT", e.event == "end")
+    with db.read() as conn:
+        return set(conn.execute(select(e.stream).where(*of_these).distinct()).scalars())
+
+
 def list_checked(db: Database, attempt: str) -> tuple[str, ...]:
     """The nodes on which checks of an attempt ran, by name."""
     c = t.check_results.c

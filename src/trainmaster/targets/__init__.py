@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Protocol, runtime_checkable
 
 from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Pull, Submission
-from trainmaster.core.errors import Fault, SpecError, UsageError
+from trainmaster.core.errors import Fault, SpecError, TrainmasterError, UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.queueing.state import DeviceListing
 from trainmaster.targets._account import Account
@@ -102,6 +102,7 @@ __all__ = [
     "load",
     "load_scheduler",
     "make_home_mark",
+    "may_cost",
     "names",
     "refuse_queue",
     "runs_as",
@@ -393,6 +394,20 @@ def is_free(word: str) -> bool:
     """Whether an attempt costs nothing where nobody states a price. Of an unknown target that is unknown too."""
     stated = find_traits(word)
     return stated is not None and not stated.paid
+
+
+def may_cost(word: str, *, stated: float | None) -> bool:
+    """Whether an attempt may cost something: by the price that its spec states, and what is known before its machines
+    are chosen. A stated 0 does not make machines free that have a price of their own."""
+    if stated is None:
+        return not is_free(word)
+    if stated != 0 or find_traits(word) is None:
+        return True
+    module, (account, _, option) = _import(word), split(word)
+    try:
+        return hasattr(module, "charges") and bool(module.charges(option, account))
+    except TrainmasterError:  # a file that cannot be read: planning says so
+        return True
 
 
 def _import(word: str) -> ModuleType:

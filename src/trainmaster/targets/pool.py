@@ -97,6 +97,12 @@ def runs_as(options: str, user: str | None) -> Account:  # noqa: ARG001 (the use
     return describe_account([SshHost(host=host.host, port=host.port, user=pool.access.user) for host in pool.hosts()])
 
 
+def charges(options: str, user: str | None) -> bool:  # noqa: ARG001 (of every account)
+    """Whether machines of the pool have a price."""
+    create(options)
+    return any(host.price_per_hour for host in Pool(Path(options).absolute()).hosts())
+
+
 class Pool:
     """The machines of a pool file, and which of them are rented."""
 

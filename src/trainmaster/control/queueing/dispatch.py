@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import socket
 import time
@@ -274,7 +275,7 @@ class Dispatcher:
         while rows := [row for row in rows if row.id not in unreadable]:
             decided = order.decide(
                 context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else "",
-                is_free=targets.is_free,
+                may_cost=targets.may_cost,
             )  # fmt: skip
             if not (found := queue.find_unreadable(context.db, _list_first(decided.decisions, count))):
                 break
@@ -296,7 +297,10 @@ class Dispatcher:
                 context.bookings[start.job] = rows[start.job].attempts + 1, start.devices
         for wait in decided.waits:
             context.bookings.pop(wait.job, None)  # of an earlier pass whose booking was refused
-        told = [wait for wait in decided.waits[:_TOLD] if wait.job in ours and rows[wait.job].message != wait.text]
+        # Those without a place stand last, and what they were told before, as a place at the head, is wrong now.
+        first = (*decided.waits[:_TOLD], *(wait for wait in decided.waits[_TOLD:] if not wait.position))
+        new = (wait for wait in first if wait.job in ours and rows[wait.job].message != wait.text)
+        told = list(itertools.islice(new, 2 * _TOLD))
         if told or decided.preempts:
             with context.db.write() as conn:
                 for wait in told:

@@ -72,7 +72,7 @@ def submit_set_once(
     seen = functools.cache(recognise)  # most texts are the same in all trials, and a look at each is slow
     asked = submitting.Asked(db, load)  # what is the same for all trials is asked once
     checked = [submitting.check(db, trial.spec, asked=asked, recognise=seen) for trial in sweep.trials]
-    words, prices = [word for _, word, _, _ in checked], [price for _, _, _, price in checked]
+    words, paid = [word for _, word, _, _ in checked], any(costs for *_, costs in checked)
     if any(trial.spec.after.jobs for trial in sweep.trials):  # a name stands for the job that has it now
         pinned = (replace(trial, spec=submitting.pin_after(db, trial.spec)) for trial in sweep.trials)
         sweep = replace(sweep, trials=tuple(pinned))
@@ -84,8 +84,7 @@ def submit_set_once(
             jobs.hold(conn, sweep.project, sent.key)  # one that is being written is waited for
             found = sets.find_sent(conn, sweep.project, sent)
         if found is None:
-            for price in dict.fromkeys(prices):
-                budget.admit(conn, sweep.project, price=price, now=at)
+            budget.admit(conn, sweep.project, paid=paid, now=at)
             _insert(conn, set_id, sweep, words=words, by=name, at=at, sent=sent)
             detail = {"name": sweep.name, "project": sweep.project, "trials": sweep.total}
             audit.record(conn, who=by, action="set.submit", subject=f"set:{set_id}", detail=detail)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from sqlalchemy import Connection
 
@@ -12,6 +13,12 @@ from trainmaster.core.money.cost import Amount, dollars
 from trainmaster.store import costs
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.costs import BudgetRow
+
+
+class MayCost(Protocol):
+    """Whether an attempt on a target may cost something, with the price that its spec states."""
+
+    def __call__(self, word: str, /, *, stated: float | None) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +54,21 @@ def list_spent(conn: Connection, projects: Collection[str], *, now: datetime) ->
     return found
 
 
-def list_held(
-    conn: Connection, rows: Iterable[WaitingRow], *, is_free: Callable[[str], bool], now: datetime
-) -> dict[str, str]:
+def list_held(conn: Connection, rows: Iterable[WaitingRow], *, may_cost: MayCost, now: datetime) -> dict[str, str]:
     """By job: why it may not start, of jobs that wait. What is known to cost nothing may.
 
-    `is_free`: whether jobs on a target cost nothing where they state no price.
+    `may_cost`: whether jobs on a target may cost something with what they state.
     """
-    paid = [row for row in rows if _may_cost(row, is_free)]
+    known: dict[tuple[str, float | None], bool] = {}
+    paid = []
+    for row in rows:
+        asked = (row.target, row.request.price_per_hour)
+        if asked not in known:
+            known[asked] = may_cost(row.target, stated=row.request.price_per_hour)
+        if known[asked]:
+            paid.append(row)
     spent = list_spent(conn, {row.project for row in paid}, now=now) if paid else {}
     return {row.id: spent[row.project].why for row in paid if row.project in spent}
-
-
-def _may_cost(row: WaitingRow, is_free: Callable[[str], bool]) -> bool:
-    stated = row.request.price_per_hour
-    return stated != 0 if stated is not None else not is_free(row.request.target)
 
 
 def describe(budget: BudgetRow, now: datetime) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from weakref import WeakKeyDictionary
@@ -19,6 +19,7 @@ from trainmaster.queueing.schedule import schedule
 from trainmaster.queueing.state import Decisions, Rules, State, Wait
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import budget_hold, devices, machines, queue
+from trainmaster.store.capacity.budget_hold import MayCost
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.capacity.suspect import find_suspects
 from trainmaster.store.columns import upsert
@@ -42,13 +43,13 @@ def decide(
     rules: Rules | None = None,
     alone: str | None = None,
     late: str = "",
-    is_free: Callable[[str], bool] = lambda _: False,
+    may_cost: MayCost = lambda _, /, *, stated: stated != 0,
 ) -> Decided:
     """Decide for the jobs that wait at a place.
 
     `alone` is the only machine of the place: while it is drained, jobs that need none of its devices wait too.
-    `late` is why nobody starts on its GPUs now. `is_free`: whether jobs on a target cost nothing where they state no
-    price; what may cost something waits while the budget of its project is spent, and has nothing kept for it.
+    `late` is why nobody starts on its GPUs now. `may_cost`: whether jobs on a target may cost something with what
+    they state; what may cost something waits while the budget of its project is spent, and has nothing kept for it.
     """
     with db.read() as conn:
         kept, closed = devices.list_devices(db, place=place), machines.list_machines(db, place=place)
@@ -56,7 +57,7 @@ def decide(
         running = queue.list_holders(db, kept, now=now) if waiting else ()
         shares = devices.list_shares(db) if waiting else {}
         suspects = find_suspects(conn, kept, now=now) if waiting else ()
-        held = budget_hold.list_held(conn, rows, is_free=is_free, now=now)
+        held = budget_hold.list_held(conn, rows, may_cost=may_cost, now=now)
     held = {job.job: late for job in waiting if late and job.need.kind == "gpu"} | held
     if drained := next((row for row in closed if row.machine == alone and row.drained is not None), None):
         need = {job.job for job in waiting}

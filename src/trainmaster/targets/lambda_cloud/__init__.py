@@ -37,6 +37,11 @@ def create(options: str) -> Rented:
     return Rented("lambda", LambdaCloud)
 
 
+def charges(options: str, user: str | None) -> bool:  # noqa: ARG001 (of every account)
+    """Every machine has a price, known once an offer is chosen."""
+    return True
+
+
 def runs_as(options: str, user: str | None) -> Account:  # noqa: ARG001 (a machine has no other jobs)
     """The login of a machine that is rented for one attempt and returned at its end."""
     create(options)

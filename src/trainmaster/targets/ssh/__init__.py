@@ -59,6 +59,11 @@ def runs_as(options: str, user: str | None) -> Account:
     return describe_account(create(options, user=user).hosts().hosts)
 
 
+def charges(options: str, user: str | None) -> bool:
+    """Whether machines of the hosts file have a price."""
+    return any(host.price_per_hour for host in create(options, user=user).hosts().hosts)
+
+
 async def identify(options: str, user: str | None) -> dict[str, str]:
     """What every machine of the hosts file says it is, and who logged in."""
     from trainmaster.targets.ssh import identity

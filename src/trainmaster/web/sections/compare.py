@@ -26,6 +26,10 @@ router = APIRouter(include_in_schema=False)
 _OFFERED = 50  # jobs of the picker: fewer than the parameters that an address may have
 _FIELDS, _METRICS = 4, 6  # columns of the final values
 _MANY = 40  # runs; above it curves have fewer points
+# The first columns of the CSV file.
+_OURS = (
+    "id", "name", "project", "target", "submitted_by", "status", "created_at", "duration_s", "cost_cents", "step",
+)  # fmt: skip
 _ROWS, _KEYS = 50, 40  # shown at first: what a page of 200 has more takes longer to lay out than all the rest of it
 Ids = Annotated[list[str], Query(max_length=compare.MOST)]
 Metric = Annotated[str, Query(max_length=200)]
@@ -105,10 +109,7 @@ def compare_csv(
     fields = [part.field for part in page.differences if part.field != "name"]
     text = io.StringIO()
     table = csv.writer(text)
-    table.writerow([
-        "id", "name", "project", "target", "submitted_by", "status", "created_at", "duration_s", "cost_cents", "step",
-        *(rows.cell(name) for name in (*fields, *page.metrics)),
-    ])  # fmt: skip
+    table.writerow(_name_columns(fields, page.metrics))
     for run in _sorted(page.runs, sort):
         table.writerow([
             run.id, rows.cell(run.name), rows.cell(run.project), rows.cell(run.target),
@@ -119,6 +120,18 @@ def compare_csv(
         ])  # fmt: skip
     name = 'attachment; filename="comparison.csv"'
     return Response(text.getvalue(), media_type="text/csv", headers={"Content-Disposition": name})
+
+
+def _name_columns(fields: Sequence[str], metrics: Sequence[str]) -> list[str]:
+    """Names of columns, each once: who reads a table by name would take a metric `id` of a job for its id."""
+    names = list(_OURS)
+    for prefix, some in (("spec:", fields), ("metric:", metrics)):
+        for own in some:
+            name = rows.cell(own)
+            while name in names:
+                name = f"{prefix}{name}"
+            names.append(name)
+    return names
 
 
 @router.get("/compare/curves")

@@ -17,7 +17,7 @@ from trainmaster.api.run import Preflight
 from trainmaster.control.queueing import priority
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
-from trainmaster.core.results import Overall
+from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage
 from trainmaster.pages import artifacts, checks, deliveries, events, job_cost, queue, transitions
@@ -39,6 +39,7 @@ TABS = (
     ("preflight", "Pre-flight"), ("attempts", "Attempts"), ("cost", "Cost"), ("files", "Files"), ("spec", "Spec"),
 )  # fmt: skip
 _EVENTS = 50  # on one page; of 100 server and browser have twice the work before the first is shown
+_MACHINES = 20  # whose checks are shown whole; of 512 they were a page of 4 MB
 _BATCH = 5_000  # rows of a CSV file read at once
 router = APIRouter(include_in_schema=False)
 _LOST = (Bin.REPEATED, Bin.STALLED, Bin.SAVE_STALL, Bin.IDLE)
@@ -92,6 +93,7 @@ def detail(
     who: dependencies.Viewer,
     after: str = "",
     phase: str = "",
+    node: str = "",
 ) -> Response:
     """One tab. Each is a page of its own, so that it works without a script and can be linked to."""
     if tab not in dict(TABS) or tab == "":
@@ -105,7 +107,8 @@ def detail(
         more = {"events": listed, "rows": rows.events(listed.events), "more": beyond}
         more |= {"after": after, "phase": phase[:64]}
     elif tab == "preflight":
-        more = {"checked": _checked(db, page)}
+        checked = _checked(db, page, first=node)
+        more = {"checked": checked, "most_machines": _MACHINES}
     elif tab == "files":
         more = {"files": artifacts.read(db, row.id).artifacts}
     elif tab == "cost":
@@ -118,15 +121,25 @@ def detail(
     return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
 
 
-def _checked(db: Database, page: JobPage) -> tuple[tuple[str, Preflight], ...]:
-    """Each machine with its checks, where a job has several; the one of bad news first."""
+def _checked(db: Database, page: JobPage, *, first: str) -> tuple[tuple[str, Preflight], ...]:
+    """Each machine with its checks, where a job has several: the one that was asked for, then that of bad news."""
     shown = page.run.preflight
     if shown is None:
         return ()
     tried = next((each for each in page.attempts if each.number == shown.attempt), None)
-    found = checks.read_nodes(db, page.id, shown, machines=tried.machines if tried is not None else ())
+    # The first node may be ready while others still check: none of them is accused before a step or the end.
+    over = tried is None or tried.ended_at is not None or page.run.step is not None
+    found = checks.read_nodes(db, page.id, shown, machines=tried.machines if tried is not None else (), over=over)
     passed = {Overall.PASS: 2, Overall.WARN: 1}
-    return tuple(sorted(found, key=lambda one: passed.get(one[1].overall, 0) if one[1].overall else 3))
+
+    def order(one: tuple[str, Preflight]) -> int:
+        if one[0] == first:
+            return -1
+        if one[1].overall is not None:
+            return passed.get(one[1].overall, 0)
+        return 0 if any(check.verdict in (Verdict.FAIL, Verdict.ERROR) for check in one[1].checks) else 3
+
+    return tuple(sorted(found, key=order))
 
 
 def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:

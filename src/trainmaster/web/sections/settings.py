@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
+from trainmaster.api.projects import Project, Projects
 from trainmaster.api.webhooks import Webhook
 from trainmaster.control.notify import channels, trial
 from trainmaster.control.notify.send import Sent
@@ -24,12 +25,12 @@ from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
 from trainmaster.pages import tokens as tokens_page
-from trainmaster.store import audit, people, tokens, webhooks
+from trainmaster.store import audit, costs, people, tokens, webhooks
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.projects import count_jobs, count_tokens, list_granted
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Caller
+from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.kept import Kept
 from trainmaster.web.routes import costs as costs_api
@@ -186,14 +187,17 @@ def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form
 
     def change() -> Notice:
         project = _name(form)
+        need(who, Role.ADMIN, project=project)  # before a cap is named
         period: Literal["total", "month"] = "total" if form.text("period") == "total" else "month"
         when, dollars_text = "in all" if period == "total" else "each month", form.text("dollars").removeprefix("$")
         if dollars_text == _NONE:
+            _refuse_unseen(form, project, period, _find_cap(db, project, period))
             costs_api.remove_budget(project, period, db, who)
             return Notice(text=f"Project {project} has no cap {when} any more.")
         amount = _AMOUNT.fullmatch(dollars_text)
         if amount is None:
             raise Refused(422, "bad_form", f"dollars: write an amount as 5000 or 12.50, or {_NONE} for no cap")
+        _refuse_unseen(form, project, period, _find_cap(db, project, period))
         cap = costs_api.Cap(cap_cents=int(amount[1]) * 100 + int((amount[2] or "").ljust(2, "0")))
         costs_api.set_budget(project, period, cap, db, who)
         return Notice(
@@ -217,6 +221,8 @@ def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator,
             weight = float(form.text("weight") or (now.weight if now is not None else 1))
         except ValueError:
             raise Refused(422, "bad_form", "weight: a number over 0, as 2 or 0.5") from None
+        _refuse_unseen(form, project, "quota", str(now.quota) if now is not None and now.quota is not None else _NONE)
+        _refuse_unseen(form, project, "weight", f"{now.weight if now is not None else 1:.10g}")
         queue_api.set_share(project, queue_api.ShareBody(weight=weight, quota=quota), db, who)
         most = f"{quota:,} device{'s' if quota != 1 else ''} at once" if quota is not None else "any number of devices"
         return Notice(
@@ -224,6 +230,24 @@ def set_share(request: Request, db: dependencies.Db, who: dependencies.Operator,
         )
 
     return _create(request, db, who, form, change, refusal="Nothing was set")
+
+
+def _find_cap(db: Database, project: str, period: str) -> str:
+    with db.read() as conn:
+        caps = {row.period: row.cap_cents for row in costs.list_budgets(conn, project=project)}
+    return str(caps.get(period, _NONE))
+
+
+def _refuse_unseen(form: Form, project: str, field: str, now: str) -> None:
+    """Refuse to overwrite what was set since the form was filled. A form that began empty has seen nothing."""
+    seen = form.text(f"seen_{field}")
+    if seen and form.text("seen") == project and seen != now:
+        shown = dollars(int(now)) if field in costs.PERIODS and now != _NONE else now
+        what = {"month": "cap each month", "total": "cap in all"}.get(field, field)
+        message = (
+            f"the {what} of project {project} was changed meanwhile, to {shown}; send the form again to overwrite it"
+        )
+        raise Refused(409, "changed", message)
 
 
 def _name(form: Form) -> str:
@@ -350,7 +374,8 @@ def _page(
         own_days=tokens.PERSONAL.days,
         tokens=tokens_page.read(db, project=who.project, limit=_MOST_TOKENS).tokens if admin else (),
         projects=listed,
-        chosen=next((each for each in listed.projects if each.name == wanted), None) if listed else None,
+        chosen=_find_named(listed, wanted),
+        seen=_find_named(listed, typed.text("project") if typed is not None else wanted),
         hooks=hooks,
         failing=_failing(db, hooks),
         topics=get_args(webhooks_api.Topic),
@@ -365,6 +390,10 @@ def _page(
         place_of=_place_of,
         has_link=has_link,
     )
+
+
+def _find_named(listed: Projects | None, name: str | None) -> Project | None:
+    return next((each for each in listed.projects if each.name == name), None) if listed is not None else None
 
 
 def _place_of(subject: str) -> str | None:

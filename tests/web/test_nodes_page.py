@@ -370,7 +370,9 @@ def test_each_machine_of_a_job_has_its_own_preflight(client: TestClient, db: Dat
     assert "1652000000002" in parts["gpu-02"] and ">FAIL<" in parts["gpu-02"]
     assert "1652000000001" in parts["gpu-01"] and ">PASS<" in parts["gpu-01"] and "1652000000002" not in parts["gpu-01"]
     assert parts["gpu-03"].count("planned, but it never reported") == 2 and ">INCOMPLETE<" in parts["gpu-03"]
-    assert f'href="/jobs/{story.id}/preflight?node=gpu-02#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
+    assert (
+        f'href="/jobs/{story.id}/preflight?node=gpu-02#preflight-gpu-02"' in client.get("/nodes/one?node=gpu-02").text
+    )
 
 
 def test_a_machine_that_still_checks_is_not_accused(client: TestClient, db: Database) -> None:

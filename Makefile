@@ -2,16 +2,16 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
-# Five took no less time (docs/LOG.md), and browsers beside them ran into their limits.
-WORKERS ?= 3
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: with three, two cores had
+# nothing to do for a sixth of the time. With five, browsers ran into their limits (docs/LOG.md).
+WORKERS ?= 4
 # Which cases of matrices `make test` draws (tests/sampling.py); `make parallel SAMPLE=2026-11-17` repeats those of a day.
 SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
-.PHONY: help demo serve clean test timed first collected quick parallel alone affected test-both lint types kubernetes system-packages \
+.PHONY: help demo serve clean test checked timed collected quick parallel alone affected test-both lint types kubernetes system-packages \
 	matrices properties fuzz api-fuzz chaos chaos-control chaos-recovery chaos-lambda drill-matrix who-resumes chaos-queue chaos-search queue-traces queue-rules hostile tenant secrets rank-kills owner-kills outages \
 	ssh-64 soak-ssh contract-k8s contract-containers images testbed-k8s
 
@@ -21,17 +21,16 @@ help: ## this list
 demo: $(VENV)/.run ## check this machine, train a small model on it, write the report
 	$(BIN)/trainmaster demo
 
-test: $(VENV)/.dev lint timed parallel ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
+test: checked timed parallel ## set up everything, then lint, types and every test; `make -k test` goes on after a failure
 
-# mypy has work for one core. What comes before the parallel tests leaves one idle, and it takes nothing from them.
+# Beside lint the Kubernetes programs are built, where they are not there: with root a fresh machine tests what every
+# other does. The script ends with 3 where they cannot be built; it has said so, and their tests are skipped.
+checked:
+	@$(MAKE) --no-print-directory -j 3 lint kubernetes collected
+
+# mypy has work for one core. The tests that run one at a time leave one idle, and it takes nothing from them.
 timed:
-	@$(MAKE) --no-print-directory -j 2 types first
-
-# The Kubernetes programs are built, where they are not there: with root a fresh machine tests what every other does. The
-# script ends with 3 where they cannot be built; it has said so, and their tests are skipped.
-first:
-	@$(MAKE) --no-print-directory kubernetes collected; made=$$?; \
-	$(MAKE) --no-print-directory alone && exit $$made
+	@$(MAKE) --no-print-directory -j 2 types alone
 
 # Once for all: each worker would compile every test file, and what it imports, by itself. Two halves, for two cores.
 collected: $(VENV)/.dev
@@ -56,7 +55,7 @@ parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped on
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
 
 alone: $(VENV)/.dev ## the tests that depend on timing, one at a time
-	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)
+	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -m alone
 
 affected: $(VENV)/.dev ## the tests whose imports reach a file that differs from main; BASE=HEAD~1 compares with another commit
 	@$(BIN)/python tools/affected.py $(or $(BASE),main) -n $(WORKERS) --dist loadfile

@@ -81,18 +81,21 @@ def test_a_node_is_drained_by_a_check_retested_and_given_back(
     assert (tmp_path / "first" / "nodes" / "n2").is_dir(), "what the node read is in the bundle"
     drained = call("remedy", str(tmp_path / "first"), "--on", f"slurm:{cluster_file}", "--yes")
     assert drained.exit_code == 0, drained.output
-    assert slurm.node_state(sick) == f"drained|{REASON}"
 
+    def wait_drained() -> None:
+        # Slurm calls it draining until the end of the check's job is known everywhere.
+        slurm.wait(lambda: not slurm.node_state(sick).startswith("draining|"), limit_s=150)
+        assert slurm.node_state(sick) == f"drained|{REASON}"
+
+    wait_drained()
     assert check("still bad") == {"n1": "pass", "n2": "fail", "n3": "pass"}, "drained, and measured all the same"
-    assert slurm.node_state(sick) == f"drained|{REASON}"
+    wait_drained()
     assert "No reservations" in slurm.call("scontrol", "show", "reservation")
     assert call("readmit", str(tmp_path / "still bad"), "--with", "slurm", "--yes").exit_code == 1
 
     slurm.restart_node(sick)
     assert check("retest") == {"n1": "pass", "n2": "pass", "n3": "pass"}
-    # A check alone gives no node back. Slurm calls it draining until the end of the check's job is known everywhere.
-    slurm.wait(lambda: not slurm.node_state(sick).startswith("draining|"), limit_s=150)
-    assert slurm.node_state(sick) == f"drained|{REASON}"
+    wait_drained()  # a check alone gives no node back
     given = call("readmit", str(tmp_path / "retest"), "--with", "slurm", "--yes")
     assert given.exit_code == 0, given.output
     slurm.wait(lambda: slurm.node_state(sick).startswith("idle"))

@@ -26,7 +26,7 @@ def hold(db: Database, job: str, *, nodes: int, each: int) -> None:
     """Let a job hold so many GPUs."""
     spec = {"resources": {"nodes": nodes, "processes_per_node": each}}
     with db.write() as conn:
-        conn.execute(update(tables.jobs).where(tables.jobs.c.id == job).values(spec=spec))
+        conn.execute(update(tables.jobs).where(tables.jobs.c.id == job).values(spec=spec, gpus=nodes * each))
 
 
 @pytest.mark.both_databases

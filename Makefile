@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# Test files run in parallel; many of them wait for ranks and servers more than they compute: with three, two cores had
-# nothing to do for a sixth of the time. With five, browsers ran into their limits (docs/LOG.md).
-WORKERS ?= 4
+# Test files run in parallel; many of them wait for ranks and servers more than they compute: three keep two cores busy.
+# Four took longer, and five no less time, with browsers that ran into their limits (docs/LOG.md).
+WORKERS ?= 3
 # Which cases of matrices `make test` draws (tests/sampling.py); `make parallel SAMPLE=2026-11-17` repeats those of a day.
 SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.

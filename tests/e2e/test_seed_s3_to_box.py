@@ -86,7 +86,6 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture(scope="module")
 def runs(s3: S3, patch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     s3.use(patch)
-    patch.setattr(reconcile, "_SWEEP_S", 1.0)  # until then the slot of a job that was refused is not free
     storage = open_store(f"s3://{s3.bucket}/seed-3-1")
     for path, data in OBJECTS.items():
         storage.put(path, data)

@@ -301,6 +301,9 @@ async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: H
 
 async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if handle.get("unsent"):
+        if handle.get("nodes"):  # a place is kept there for it; where it cannot be given back now, the sweep does it
+            with contextlib.suppress(TargetError, UsageError):
+                await context.call("release", context.load(job.target).release(handle))
         return await finish_attempt(context, job, attempt, attempt.message)
     target = context.load(job.target)
     if isinstance(target, Rents):

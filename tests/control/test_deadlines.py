@@ -24,7 +24,7 @@ from trainmaster.storage import open_store
 from trainmaster.store import attempts, jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
-from trainmaster.targets import Poll
+from trainmaster.targets import Handle, Poll, Submission
 
 from .scripted import RUNNING, Scripted, at_once, take_over
 
@@ -237,6 +237,31 @@ def test_nothing_sent_is_nothing_to_release(db: Database, tmp_path: Path, error:
     job = world.walk(None)
     assert (job.status, job.reason, job.message) == (Status.FAILED, Reason.TARGET_ERROR, str(error))
     assert world.target.made("release") == 0 and attempts.list_held(db) == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_job_that_is_refused_gives_its_place_back_at_once(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, answers: bool
+) -> None:
+    """Its machine was free for the next one only half a minute later. One that does not answer holds nothing up."""
+
+    async def place(_target: Scripted, submission: Submission) -> Handle:
+        return {**submission.handle, "nodes": ["gpu-01"]}
+
+    async def refuse(_attempt: str) -> None:
+        raise UsageError("its inputs are not allowed")
+
+    async def fail(_attempt: str) -> None:
+        raise NoAccess("no key fits")
+
+    monkeypatch.setattr(Scripted, "place", place, raising=False)
+    world = World(db, tmp_path, attempts=1)
+    world.target.before["submit"] = refuse
+    if not answers:
+        world.target.before["release"] = fail
+    job = world.walk(None)
+    assert (job.status, job.message) == (Status.FAILED, "its inputs are not allowed")
+    assert world.target.made("release") == 1 and attempts.list_held(db) == []
 
 
 def test_what_another_reconciler_may_have_sent_is_released(db: Database, tmp_path: Path) -> None:

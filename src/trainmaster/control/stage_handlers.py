@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -65,6 +66,8 @@ from trainmaster.targets import (
     find_place,
     find_traits,
 )
+
+log = logging.getLogger(__name__)
 
 _SALVAGE_TRIES = 3  # of reading what an attempt left on rented machines, before they are returned anyway
 
@@ -301,9 +304,7 @@ async def _collect(context: Context, job: JobRow, attempt: AttemptRow, handle: H
 
 async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:
     if handle.get("unsent"):
-        if handle.get("nodes"):  # a place is kept there for it; where it cannot be given back now, the sweep does it
-            with contextlib.suppress(TargetError, UsageError):
-                await context.call("release", context.load(job.target).release(handle))
+        await _give_up_place(context, job, handle)
         return await finish_attempt(context, job, attempt, attempt.message)
     target = context.load(job.target)
     if isinstance(target, Rents):
@@ -320,6 +321,16 @@ async def _release(context: Context, job: JobRow, attempt: AttemptRow, handle: H
     unstored = describe_unstored(await store_files(context, job, attempt, handle))
     message = "; ".join(text for text in (attempt.message, unstored) if text)
     return await finish_attempt(context, job, attempt, message)
+
+
+async def _give_up_place(context: Context, job: JobRow, handle: Handle) -> None:
+    """Give back machines that were chosen and never used, if they can be asked: else their place lapses by itself."""
+    try:
+        target = context.load(job.target)
+        if isinstance(target, Places) and handle.get("nodes"):
+            await context.call("release", target.release(handle))
+    except (TargetError, UsageError) as error:
+        log.info("job %s: its place at %s is kept until it lapses: %s", job.id, job.target, error)
 
 
 async def _return(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle, target: Rents) -> bool:

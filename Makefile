@@ -169,11 +169,6 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[train,server,ssh,hf,client]'
 	@touch $@
 
-# pip would compile 20,000 files in one process. The tests import a part of them, and what is imported is compiled then.
-# torch is compiled here, by all cores: ranks of other accounts could not keep its bytecode.
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	# HyperPod's own log agent judges our heartbeat lines in a test. Its package pins another torch, so it comes alone.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps hyperpod-elastic-agent==1.1.3
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || true
+$(VENV)/.dev: pyproject.toml constraints.txt tools/install-dev.sh | $(VENV)/bin/python
+	sh tools/install-dev.sh $(BIN)
 	@touch $@ $(VENV)/.run

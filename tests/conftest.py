@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 import slurm as slurm_testbed
-from fork_server import IMPORTS, ForkServer
+from fork_server import IMPORTS, ForkServer, share
 from postgres import Postgres, binaries
 from s3_server import S3, serve
 from slurm import Cluster
@@ -57,6 +57,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: we go on, and what a test starts has the default
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The workers' programs come from one process, but where each worker counts the seconds of what it starts."""
+    import cpu_times  # a plugin: pytest is the first to import it
+
+    if getattr(config.option, "numprocesses", None) and cpu_times.VARIABLE not in os.environ:
+        shared = share()
+        shared.__enter__()
+        config.add_cleanup(lambda: shared.__exit__(None, None, None))
 
 
 def pytest_collection_finish() -> None:

@@ -3,7 +3,7 @@
 `python -m MODULE WORDS` starts an interpreter and imports; torch alone takes two seconds of a processor. A child here
 runs the same module as `__main__`, with its own environment, folder and streams. Forking is safe because the server
 has one thread when it does so; it refuses otherwise. A test of the start itself, of a terminal or of what is imported
-uses a new interpreter.
+uses a new interpreter. The workers of a parallel run fork theirs from one process (`share`), which imports once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ IMPORTS = (
 )  # fmt: skip
 _REQUEST_BYTES = 1 << 17  # one packet: the words and the environment of a program
 _PR_SET_PDEATHSIG = 1
+SHARED = "TRAINMASTER_TESTS_FORK_SERVER"  # the name of the socket of the process that `share` started
 
 
 class Child:
@@ -75,18 +76,15 @@ class ForkServer:
     """The warmed process, seen from the test."""
 
     def __init__(self, *imports: str, python: str | Path = sys.executable) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {
-            **os.environ,
-            # A thread of OpenBLAS, or of pyarrow's allocator, in the server would make the fork unsafe.
-            "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false",
-        }  # fmt: skip
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        if imports == IMPORTS and (shared := os.environ.get(SHARED)):
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._socket.connect(f"\0{shared}")
+            return
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [str(python), str(Path(__file__)), str(theirs.fileno()), *imports],
-                env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-        self._socket, self._lock = ours, threading.Lock()
+            self._process = _launch(theirs, *imports, python=python)
 
     def start(
         self,
@@ -141,16 +139,62 @@ class ForkServer:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
+
+
+def _launch(place: socket.socket, *words: str, python: str | Path = sys.executable) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        # A thread of OpenBLAS, or of pyarrow's allocator, in the server would make the fork unsafe.
+        "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    }  # fmt: skip
+    return subprocess.Popen(
+        [str(python), str(Path(__file__)), str(place.fileno()), *words],
+        env=environment, stdin=subprocess.DEVNULL, pass_fds=[place.fileno()],
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def share() -> Iterator[None]:
+    """One process imports, when the first worker asks for it, and forks a server for each worker."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # the kernel finds a name, which is no file
+        listener.listen()
+        process = _launch(listener)
+        os.environ[SHARED] = listener.getsockname()[1:].decode()
+        try:
+            yield
+        finally:
+            del os.environ[SHARED]
+            process.kill()
+            process.wait()
+
+
+def serve_each(listener: socket.socket) -> None:
+    """Fork a server for each connection; the imports wait for the first."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    while True:
+        connection, _ = listener.accept()
+        _import(IMPORTS)
+        if os.fork() == 0:
+            listener.close()
+            serve(connection, ())
+            os._exit(0)
+        connection.close()
+
+
+def _import(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
 
 
 def serve(connection: socket.socket, imports: Sequence[str]) -> None:
     """Answer requests until the test's end of the connection is closed."""
-    for name in imports:
-        importlib.import_module(name)
+    _import(imports)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a second thread: children could inherit a held lock"
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page
     while True:
         packet, descriptors = _receive(connection)
         if not packet:
@@ -247,4 +291,7 @@ def _take_path(folders: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    place = socket.socket(fileno=int(sys.argv[1]))
+    if place.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        serve_each(place)
+    serve(place, sys.argv[2:])

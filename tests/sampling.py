@@ -3,7 +3,7 @@
 `@pytest.mark.matrix(one_in=5)` is for a parametrised test or a module. With `of="lost machines"` all tests that carry
 these words, in one file or in several, are one matrix; with `by_file=True` each of its files is one case, for files
 whose tests look at the outcome of one dear fixture. `@pytest.mark.proof` is for a test of a CPU second or more beside
-which cheaper ones show that the thing works: the proofs of a file are one matrix, of which one in three is drawn.
+which cheaper ones show that the thing works: the proofs of a folder are one matrix, of which one in four is drawn.
 Of each matrix one case at least is drawn. TRAINMASTER_SAMPLE is the seed and switches this on; the same seed draws the
 same cases. Without it, as in `pytest FILE` and `make matrices`, nothing is left out.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 VARIABLE = "TRAINMASTER_SAMPLE"
-PROOFS_ONE_IN = 3
+PROOFS_ONE_IN = 4
 _COUNTS = pytest.StashKey[tuple[int, ...]]()  # tests that were drawn, and those of which they were
 
 
@@ -49,7 +49,7 @@ def matrix_of(item: pytest.Item) -> tuple[str, str, int]:
         name = mark.kwargs.get("of") or item.nodeid.partition("[")[0]
         return file if mark.kwargs.get("by_file") else item.nodeid, name, int(mark.kwargs["one_in"])
     if item.get_closest_marker("proof"):
-        return item.nodeid, file, PROOFS_ONE_IN
+        return item.nodeid, file.rpartition("/")[0], PROOFS_ONE_IN
     return item.nodeid, item.nodeid, 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fork_server import ForkServer
+from fork_server import IMPORTS, SHARED, ForkServer, share
 
 pytestmark = pytest.mark.spawns
 
@@ -80,8 +82,25 @@ def test_a_program_ends_with_its_server(tmp_path: Path) -> None:
     server = ForkServer()
     child = server.start("-c", "import time; time.sleep(60)", env={}, cwd=tmp_path)
     server.close()
-    status = Path(f"/proc/{child.pid}/stat")
+    assert _ended(child.pid)
+
+
+def test_two_servers_that_share_the_imports_know_their_own_programs(tmp_path: Path) -> None:
+    with contextlib.nullcontext() if SHARED in os.environ else share():
+        servers = [ForkServer(*IMPORTS) for _ in range(2)]
+        for number, server in enumerate(servers):
+            code = f"import sys; print('torch' in sys.modules, {number})"
+            assert server.run("-c", code, env={}, cwd=tmp_path).stdout == f"True {number}\n"
+        child = servers[0].start("-c", "import time; time.sleep(60)", env={}, cwd=tmp_path)
+        servers[0].close()
+        assert _ended(child.pid)
+        assert servers[1].run("-c", "print('still')", env={}, cwd=tmp_path).stdout == "still\n"
+        servers[1].close()
+
+
+def _ended(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
     end = time.monotonic() + 60
     while status.exists() and ") Z " not in status.read_text() and time.monotonic() < end:
         time.sleep(0.01)
-    assert not status.exists() or ") Z " in status.read_text()
+    return not status.exists() or ") Z " in status.read_text()

@@ -255,7 +255,7 @@ def test_groups_need_our_agent_and_no_drill() -> None:
 # A whole run.
 
 
-@pytest.mark.matrix(one_in=3, of="recoveries of real ranks")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node: Any) -> None:
     """Rank 1 dies in a step of the group that leads: the other makes it alone, leads, and is joined again."""
@@ -302,7 +302,7 @@ def test_a_run_goes_on_without_the_group_that_was_killed_and_takes_it_back(node:
 
 
 @pytest.mark.spawns
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_groups_roll_back_together(node: Any) -> None:
     """The lead loads the checkpoint and the other group copies it; both are in the same state after it."""
     watch = {"max_skipped": 1, "spike_history": 8, "loss_spike": 0.2, "grad_spike": 1.5, "max_rollbacks": 1000}

@@ -186,7 +186,7 @@ def test_a_process_with_a_second_thread_is_not_forked() -> None:
         thread.join()
 
 
-@pytest.mark.matrix(one_in=3, of="recoveries of real ranks")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_killed_ranks_are_forked_again_in_the_same_attempt(node: Any) -> None:
     """Rank 1 inside a save, rank 0 in the first step after it, then to the end, from the memory that outlives both."""
@@ -229,7 +229,7 @@ def assert_same_run(told: list[dict[str, Any]], samples: Path) -> None:
     assert len(drawn) == 16 and all(len(same) == 1 for same in drawn.values()), "samples or seeds differ after a fork"
 
 
-@pytest.mark.matrix(one_in=3, of="recoveries of real ranks")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_several_nodes_recover_in_place_and_then_with_a_spare(nodes: list[Any]) -> None:
     """A rank of node 1 is killed in a step, then its agent: the attempt goes on, first there, then on the spare."""

@@ -55,7 +55,7 @@ async def wait_until_over(target: targets.Target, handle: targets.Handle) -> tar
     return poll
 
 
-@pytest.mark.matrix(one_in=5, of="jobs whose training is real")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 def test_checks_then_two_ranks_train_to_the_end(tmp_path: Path) -> None:
     async def go() -> None:
         target = targets.load("local")
@@ -72,7 +72,7 @@ def test_checks_then_two_ranks_train_to_the_end(tmp_path: Path) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.matrix(one_in=5, of="jobs whose training is real")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 def test_cancelled_it_saves_and_the_next_attempt_goes_on(tmp_path: Path) -> None:
     async def go() -> None:
         target = targets.load("local")

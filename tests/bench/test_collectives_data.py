@@ -89,7 +89,7 @@ def test_a_sum_without_one_rank_or_with_one_twice_is_wrong() -> None:
         assert ruler.compare(sent[0] + sent[1] + sent[2] + sent[2], [whole]) is not None
 
 
-@pytest.mark.matrix(one_in=3, of="long collectives on this machine")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_a_rank_that_receives_a_flipped_bit_fails_the_run_and_is_named(tmp_path: Path) -> None:
     sweep = Sweep(

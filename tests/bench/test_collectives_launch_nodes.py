@@ -54,7 +54,7 @@ def test_three_ranks_of_a_launcher_meet_and_rank_0_alone_reports(programs: ForkS
     assert sorted(member["rank"] for member in report["members"]) == [0, 1, 2]
 
 
-@pytest.mark.matrix(one_in=3, of="long collectives on this machine")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_lost_rank_of_a_launcher_is_named_by_rank_0(
     programs: ForkServer, tmp_path: Path, how: signal.Signals

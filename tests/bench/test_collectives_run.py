@@ -76,7 +76,7 @@ def test_ranks_leave_nothing_running(run: tuple[Report, list[Row]]) -> None:
     assert not [member.pid for member in run[0].members if Path(f"/proc/{member.pid}").exists()]
 
 
-@pytest.mark.matrix(one_in=3, of="long collectives on this machine")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_one_rank_alone_runs_every_collective_and_is_no_verdict_on_speed() -> None:
     report = measure(Sweep(backend="gloo", processes=1, max_bytes=8192, seconds=0.001), least_gbps=0.0)

@@ -128,6 +128,7 @@ def test_the_beginning_of_an_id_means_one_set_and_no_job(tmp_path: Path) -> None
     db.close()
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("served", [False, True])
 def test_a_verb_of_one_job_says_that_a_word_is_a_set_and_what_to_type(served: bool, tmp_path: Path) -> None:
     home, spec = tmp_path / "home", tmp_path / "sweep.yaml"

@@ -28,7 +28,7 @@ def run(programs: ForkServer, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_prepare_train_and_export_with_relative_paths(programs: ForkServer, tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("Once upon a time there was a test. " * 200)
     (tmp_path / "config.yaml").write_text(CONFIG)

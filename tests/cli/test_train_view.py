@@ -17,7 +17,7 @@ CONFIG = "device: cpu\nsteps: 6\nbatch_sequences: 2\noptimizer: { warmup_steps: 
 SPEC = "name: a\nresources: { nodes: 1 }\ntrain:\n  steps: 20\n"
 
 
-@pytest.mark.matrix(one_in=2, of="the view of a training")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_each_step_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     done = subprocess.run(command("train", "c.yaml"), cwd=tmp_path, check=False, capture_output=True, text=True)
@@ -28,7 +28,7 @@ def test_each_step_is_printed_once(tmp_path: Path) -> None:
     assert log.read_text().count("heartbeat step=") == 6, "the log keeps them: programs watch for them"
 
 
-@pytest.mark.matrix(one_in=2, of="the view of a training")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_terminal_has_a_bar_instead_of_step_lines(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     shown = on_terminal("train", "c.yaml", folder=tmp_path)

@@ -47,6 +47,7 @@ def left(trainmaster: Verb, tmp_path: Path) -> Path:
     return home
 
 
+@pytest.mark.proof
 def test_an_undriven_job_is_shown_as_such_and_cancel_ends_it(trainmaster: Verb, left: Path) -> None:
     ranks = processes(left)
     assert ranks, "the job goes on without its follower"

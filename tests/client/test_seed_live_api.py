@@ -218,6 +218,7 @@ def together(seen: Seen, server: Server) -> Together:  # after `seen`, whose cou
     return Together(started, at_once, held, after_one, after_cancel, ended)
 
 
+@pytest.mark.proof
 def test_start_3_jobs_simultaneously(together: Together) -> None:
     assert len({job.id for job in together.started[:3]}) == 3 and all(job.new for job in together.started)
 

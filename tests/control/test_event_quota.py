@@ -78,6 +78,7 @@ def test_the_quota_is_of_the_job_and_not_of_a_file(db: Database) -> None:
     assert len(events.list_events(db, other_id)) == 10 and faults(db, other_id) == []
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 def test_a_job_that_writes_without_end_leaves_room_and_others_complete(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -94,6 +94,7 @@ def test_a_relative_checkpoint_folder_is_that_of_the_working_folder(db: Database
     assert checkpoints.find_newest(tmp_path, job).folder == saved
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 def test_three_jobs_at_once_each_keep_all_their_rows(db: Database, tmp_path: Path) -> None:
     script = tmp_path / "project"

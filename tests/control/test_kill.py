@@ -137,7 +137,7 @@ def open_gates(home: Path, job: JobRow, *blocks: int) -> None:
         (folder / f"go-{block}").touch()
 
 
-@pytest.mark.matrix(one_in=10, of="control planes killed again and again")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 def test_killed_at_any_moments_the_job_is_told_as_if_undisturbed(db: Database, tmp_path: Path, warm: Warm) -> None:
     moments = random.Random(1)
     job = submit(db, pause_s=0.02)

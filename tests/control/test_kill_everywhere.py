@@ -40,7 +40,7 @@ def test_a_run_comes_by_every_commit_and_every_effect(undisturbed: Told) -> None
     }  # fmt: skip
 
 
-@pytest.mark.matrix(one_in=10, of="control planes killed again and again")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.timeout(600)  # half a minute on a quiet machine; 84 deaths and new lives
 @pytest.mark.parametrize(("kind", "planes"), [("sqlite", 1), ("postgresql", 2)])
 def test_control_planes_killed_everywhere_tell_the_same_as_undisturbed(

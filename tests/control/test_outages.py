@@ -94,6 +94,7 @@ def check(db: Database, home: Path, store: Store, job: JobRow) -> None:
     assert store.get(f"jobs/{job.id}/attempts/1/events.jsonl") == content
 
 
+@pytest.mark.proof
 @pytest.mark.alone  # the outage of 1.5 s must be noticed
 def test_the_database_is_gone_for_a_while(postgres: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     # The shared server of the tests may lose what it said was committed when it is cut off; a real one may not.

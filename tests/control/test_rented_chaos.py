@@ -14,7 +14,7 @@ from .rented_chaos.verdict import judge
 pytestmark = [pytest.mark.spawns, pytest.mark.slow, needs_sshd, pytest.mark.timeout(600)]
 
 
-@pytest.mark.matrix(one_in=10, of="control planes killed again and again")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 def test_no_instance_is_leaked_and_no_event_lost_under_kills_and_faults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

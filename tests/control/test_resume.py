@@ -42,7 +42,7 @@ def end(db: Database, job: JobRow) -> None:
         jobs.finish(conn, job.id, seen=job.stage, status=Status.CANCELLED, at=job.created_at)
 
 
-@pytest.mark.matrix(one_in=5, of="jobs whose training is real")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 def test_a_cancelled_training_goes_on_where_it_saved(db: Database, tmp_path: Path) -> None:
     spec = {"name": "run", "preflight": {"level": 0}, "train": {**TRAIN, "steps": 100_000}}
     first = submitting.submit(db, parse_spec(spec))
@@ -95,7 +95,7 @@ def test_a_command_that_never_started_has_nothing_to_resume(db: Database) -> Non
         submitting.resume(db, first.id)
 
 
-@pytest.mark.matrix(one_in=5, of="jobs whose training is real")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 def test_a_file_that_is_no_checkpoint_is_none(db: Database, tmp_path: Path) -> None:
     """The trainer itself refuses: it alone knows what is whole, and in which tier to look."""
     leave = 'touch "$TRAINMASTER_CHECKPOINTS/notes.txt"; exit 1'

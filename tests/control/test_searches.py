@@ -344,7 +344,7 @@ def test_a_secret_among_the_choices_makes_no_row(db: Database) -> None:
     assert row is not None and row.template["env"] == {"SEED": "1"}
 
 
-@pytest.mark.matrix(one_in=10, of="control planes killed again and again")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.spawns
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_sample_of_the_chaos(tmp_path: Path, parallel: int) -> None:

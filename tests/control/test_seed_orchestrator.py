@@ -264,7 +264,7 @@ def test_can_run_multiple_iterations(seen: Seen) -> None:
 # 7.4 Edge cases
 
 
-@pytest.mark.matrix(one_in=5, of="jobs whose training is real")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 def test_empty_dataset_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE)
     (tmp_path / "empty.jsonl").touch()

@@ -96,6 +96,7 @@ def test_a_day_that_comes_once_in_eleven_or_forty_years_comes() -> None:
     assert leap == datetime(2104, 2, 29, tzinfo=UTC)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(LINES, st.sampled_from(ZONES), st.integers(0, 1), st.integers(0, 1439))

@@ -112,6 +112,7 @@ print("as it should be")
 """
 
 
+@pytest.mark.proof
 def test_a_stream_over_a_flaky_hub_is_the_stream_and_goes_on(hub: Hub, tmp_path: Path) -> None:
     done = run(hub, tmp_path, "-c", STREAM, str(hub.repositories["datasets/me/c4"].parent))
     assert done.stdout.strip().endswith("as it should be"), done.stderr
@@ -122,6 +123,7 @@ def prepare(hub: Hub, home: Path, *words: str) -> subprocess.CompletedProcess[st
     return run(hub, home, *command, "--json", "--processes", "1", *words)
 
 
+@pytest.mark.proof
 def test_prepare_downloads_with_checksums_over_cut_connections(hub: Hub, tmp_path: Path) -> None:
     hub.refuse, hub.cut = 2, 2
     done = prepare(hub, tmp_path, "--tokenizer", "hub:me/tok", "--held-out-share", "0")

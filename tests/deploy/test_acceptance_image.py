@@ -104,6 +104,7 @@ def test_the_sagemaker_stage_is_built_with_what_the_job_needs(podman: Registry) 
     assert run("sh", "-c", "ls -l /usr/local/cuda/efa/test-").strip().endswith("-> /opt/nccl-tests")
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_the_files_of_the_image_train(tmp_path: Path) -> None:
     """train.py as torchrun starts it, and the earlier names of models and data."""

@@ -29,6 +29,7 @@ def check(folder: Path, machine: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, env=env, check=False)
 
 
+@pytest.mark.proof
 def test_a_run_is_compared_with_the_last_healthy_one(tmp_path: Path) -> None:
     shutil.copytree(H200, tmp_path / "broken")
     broken = Machine(tmp_path / "broken")

@@ -27,7 +27,7 @@ TRAINERS = [
 ]
 
 
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bug", ["none", *recipes.CLAIMS])
 def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_bug_of_the_resume_is_named_and_a_whole_script_passes(bug: str, tmp_pa
         assert found["losses"].action == f"it follows from: {recipes.CLAIMS[bug][0]}"
 
 
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_recipe_that_ships_passes(name: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_recipe_that_ships_passes(name: str, tmp_path: Path) -> None:
     assert proof.shape is not None and len(proof.shape.saves) >= 7, "its saves are heard"
 
 
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
 def test_a_hostile_script_gets_its_verdict_and_leaves_nothing(tmp_path: Path) -> None:
     """It ignores SIGTERM, leaves daemons, prints 10,000 lines a second and losses that are not numbers."""

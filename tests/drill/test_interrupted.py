@@ -128,6 +128,7 @@ def test_the_verb_keeps_the_report_and_ends_as_an_interrupt_does(
     assert (shown.exit_code, json.loads(shown.stdout)["interrupted"]) == (130, True)
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_in_its_first_run_it_leaves_a_report_and_no_process(number: signal.Signals, tmp_path: Path) -> None:

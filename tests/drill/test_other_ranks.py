@@ -76,7 +76,7 @@ def test_a_resume_on_other_ranks(
 
 
 @pytest.mark.spawns
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", [False, True])
 def test_a_run_goes_on_with_half_of_its_ranks(fault: bool, tmp_path: Path) -> None:

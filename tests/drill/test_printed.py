@@ -209,7 +209,7 @@ NAMES = [f"{kind} {name}" for kind in ("lost", "whole", "counted") for name in g
 
 
 @pytest.mark.spawns
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("version", "outcomes"), VERSIONS, ids=NAMES)
 def test_what_a_script_prints_tells_what_it_lost(

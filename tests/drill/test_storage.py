@@ -362,7 +362,7 @@ def test_two_saves_are_left_for_the_copies() -> None:
 
 
 @pytest.mark.spawns
-@pytest.mark.matrix(one_in=20, of="drills of the scripts of others")
+@pytest.mark.matrix(one_in=36, of="drills of the scripts of others")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("fault", "strikes", "says"),

@@ -40,7 +40,7 @@ def accept(out: Path, on: str, *more: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -56,7 +56,7 @@ def test_a_cluster_is_accepted_by_training_in_a_pod_of_every_node(
     assert nodes.kube.call("GET", "/apis/kubeflow.org/v1/pytorchjobs")["items"] == []
 
 
-@pytest.mark.matrix(one_in=5, of="pods that give no good answer")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_rank_that_dies_in_a_pod_is_named(tmp_path: Path, target: Callable[..., str]) -> None:
     out = tmp_path / "results.json"
     code, text = accept(out, target(kind="pytorchjob"), "--inject", "exit:1")
@@ -80,7 +80,7 @@ def ask(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -107,7 +107,7 @@ def test_every_node_is_checked_and_measured_in_a_pod_of_its_own(
     assert left == [] and nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
 
 
-@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.parametrize(
     ("verb", "words"),
     [
@@ -139,7 +139,7 @@ def test_a_terminated_run_deletes_its_pods(
     assert left() == []
 
 
-@pytest.mark.matrix(one_in=5, of="pods that give no good answer")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_node_whose_gpus_are_in_use_is_silent_and_the_other_answers(
         nodes.kube.call("DELETE", "/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0")
 
 
-@pytest.mark.matrix(one_in=5, of="pods that give no good answer")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_node_that_lost_its_gpus_is_named_and_a_pod_without_gpus_is_no_pass(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -189,7 +189,7 @@ def test_a_node_that_lost_its_gpus_is_named_and_a_pod_without_gpus_is_no_pass(
         set_gpus(GPUS)
 
 
-@pytest.mark.matrix(one_in=5, of="pods that give no good answer")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_an_account_with_the_shipped_rights_is_sent_to_those_of_a_shell(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -218,7 +218,7 @@ def test_an_account_with_the_shipped_rights_is_sent_to_those_of_a_shell(
     assert nodes.kube.call("GET", "/apis/batch/v1/jobs")["items"] == []
 
 
-@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
     def left() -> list[Any]:
         paths = ("/api/v1/namespaces/default/pods", "/apis/batch/v1/jobs", "/api/v1/namespaces/default/configmaps")
@@ -241,7 +241,7 @@ def test_a_second_ctrl_c_leaves_no_pod(tmp_path: Path, nodes: Cluster, target: C
     assert "Ctrl-C once more leaves it there" in said
 
 
-@pytest.mark.matrix(one_in=5, of="pods that give no good answer")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_pod_that_is_evicted_during_its_checks_is_told_as_that(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:
@@ -281,7 +281,7 @@ def list_marked(nodes: Cluster) -> list[str]:
     ]
 
 
-@pytest.mark.matrix(one_in=6, of="interrupted runs in pods")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_what_a_killed_check_left_is_removed_by_the_next_one_of_its_home_and_by_reap(
     tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

@@ -57,7 +57,7 @@ def command(planned: SlurmClusterJob) -> list[str]:
     return planned.command(name="a", owner=Owner(home="0" * 8, run="1" * 12), package="/p.zip")
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.slow
 def test_a_cluster_is_accepted_through_srun(target: Slurm, tmp_path: Path) -> None:
     document = accept(target, SMALL, home=tmp_path)

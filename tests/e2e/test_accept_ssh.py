@@ -45,7 +45,7 @@ def hosts(made: Lab, *, count: int = 2, **ports: int) -> Ssh:
     return Ssh(path)
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.slow
 def test_two_hosts_train_together(machines: Lab) -> None:
     document = accept(hosts(machines), OPTIONS, home=machines.folder / "home")
@@ -54,6 +54,7 @@ def test_two_hosts_train_together(machines: Lab) -> None:
     assert document["total_samples"] == 2 * 4 * 3
 
 
+@pytest.mark.proof
 def test_a_host_that_is_gone_is_named_and_nothing_passes(machines: Lab) -> None:
     document = accept(hosts(machines, count=1, gone=free_port()), OPTIONS, home=machines.folder / "home")
     assert (document["overall"], document["exit_code"]) == ("INCOMPLETE", 3)
@@ -62,7 +63,7 @@ def test_a_host_that_is_gone_is_named_and_nothing_passes(machines: Lab) -> None:
     assert "nothing listens" in check["findings"][0]["reason"]
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.slow
 def test_a_suite_measures_collectives_between_the_hosts(machines: Lab, tmp_path: Path) -> None:
     entries = [{"name": host.name, "port": host.port} for host in machines.hosts[:2]]

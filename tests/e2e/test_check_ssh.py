@@ -63,7 +63,7 @@ def silent(health: dict[str, Any]) -> dict[str, str]:
     return {node["node"]: node["reason"] for node in health["silent"]}
 
 
-@pytest.mark.matrix(one_in=4, of="what may hold others up")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.alone
 def test_8_hosts_one_unreachable_and_one_hanging(hosts: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     marker = f"sleep-{os.getpid()}"

@@ -56,7 +56,7 @@ def call(tmp_path: Path, slurm: Cluster) -> Callable[..., tuple[int, dict[str, A
     return call
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_bandwidth_between_nodes_is_measured_and_a_drained_node_is_named(
     word: str, drained: str, call: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -71,7 +71,7 @@ def test_bandwidth_between_nodes_is_measured_and_a_drained_node_is_named(
     assert len(list((tmp_path / "out" / "ranks").glob("rank-*-n[12].out"))) == 2
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_isolate_pairs_the_nodes_that_answer(word: str, drained: str, call: Callable[..., Any]) -> None:
     code, told = call("isolate", "--on", word, "--max-rounds", "1", "--size", "64K", "--timeout", "100")
     assert (code, told["verdict"]) == (3, "INCOMPLETE")
@@ -81,7 +81,7 @@ def test_isolate_pairs_the_nodes_that_answer(word: str, drained: str, call: Call
     assert found["healthy_gbps"] is None or found["healthy_gbps"] > 0
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_check_at_level_2_ends_with_collectives(
     word: str, slurm: Cluster, call: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def ranks(host: Sshd) -> list[int]:
     return found
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_three_hosts_verify_their_data_and_draw_a_curve(hosts: Lab, tmp_path: Path) -> None:
     entries = all_hosts(hosts)
     entries.insert(1, {"name": "gone", "port": free_port()})
@@ -97,7 +97,7 @@ def test_three_hosts_verify_their_data_and_draw_a_curve(hosts: Lab, tmp_path: Pa
     assert len(list((out / "collectives").glob("rank-*.out"))) == 3
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_rank_that_is_stopped_in_the_middle_is_named_and_the_rest_kept(hosts: Lab) -> None:
     run = start(hosts, all_hosts(hosts), "check", "--level", "3", "--only", "cpu,collectives", "--timeout", "40")
     first = hosts.hosts[0]
@@ -128,7 +128,7 @@ def rows(pid: int) -> int:
     return 0
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_round_of_pairs_measures_and_one_that_cannot_talk_is_none(hosts: Lab) -> None:
     """The ranks of one are told of an interface that is not there: its SSH is well, and nobody can talk to it."""
     deaf = hosts.folder / "deaf-python"
@@ -154,7 +154,7 @@ def test_a_round_of_pairs_measures_and_one_that_cannot_talk_is_none(hosts: Lab) 
     assert second is None
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_isolate_over_ssh_is_honest_about_too_few_rounds_and_names_the_silent(hosts: Lab) -> None:
     entries = [{**entry, "rack": "r1"} for entry in all_hosts(hosts)[:2]] + [{"name": "gone", "port": free_port()}]
     code, told = end(start(hosts, entries, "isolate", "--max-rounds", "1", "--size", "64K", "--timeout", "60"))
@@ -165,7 +165,7 @@ def test_isolate_over_ssh_is_honest_about_too_few_rounds_and_names_the_silent(ho
     assert (diagnosis["rounds"], diagnosis["measurements"]) == (1, 1)
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_bandwidth_over_ssh_names_the_silent(hosts: Lab) -> None:
     entries = [*all_hosts(hosts)[:2], {"name": "gone", "port": free_port()}]
     words = ("--collective", "all_reduce", "--min", "64K", "--max", "64K", "--min-busbw", "0.0001", "--processes", "2")

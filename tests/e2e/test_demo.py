@@ -138,7 +138,7 @@ def test_every_line_of_the_file_is_one_row(undisturbed: Demo) -> None:
     assert undisturbed.steps_seen() == STEPS
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 def test_a_killed_control_plane_changes_nothing(undisturbed: Demo, tmp_path: Path) -> None:
     demo = Demo(tmp_path / "home")
     for steps in (5, 20):
@@ -153,7 +153,7 @@ def test_a_killed_control_plane_changes_nothing(undisturbed: Demo, tmp_path: Pat
     assert demo.leftovers() == []
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 def test_ctrl_c_cleans_up(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "home")
     demo.wait_until(lambda: demo.steps_seen() >= 3)

@@ -143,7 +143,7 @@ def check(found: list[dict[str, Any]], kills: int, undisturbed: dict[int, float]
     assert [(data["step"], data["loss"]) for data in told if data["loss"] != undisturbed[data["step"]]] == []
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("moments", RUNS, ids=str)
 def test_torchrun_restarts_resume(moments: tuple[Moment, ...], undisturbed: dict[int, float], tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_torchrun_restarts_resume(moments: tuple[Moment, ...], undisturbed: dict
     check(events(folder / "events.jsonl"), len(moments), undisturbed)
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("moments", RUNS, ids=str)

@@ -103,7 +103,7 @@ def image(nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     return own_image.NAME
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
     db: Database, tmp_path: Path, nodes: Cluster, image: str, target: Callable[..., str]
 ) -> None:
@@ -127,7 +127,7 @@ def test_our_image_trains_on_two_nodes_and_each_event_arrives_once(
     assert left == []
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.usefixtures("renderer")
 def test_the_chart_brings_up_a_server_that_answers(tmp_path: Path, nodes: Cluster, image: str) -> None:
     """As `helm install` does it, or without Helm: not root, read-only root, the token from its secret."""
@@ -230,7 +230,7 @@ def type_into(words: list[str], *steps: tuple[bytes, bytes]) -> tuple[int, bytes
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_shells_in_pods(db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]) -> None:
     on = target(kind="pytorchjob")
     spec = {"name": "pair", "target": on, "command": ["sleep", "600"], "resources": {"nodes": 2}}
@@ -273,7 +273,7 @@ def wait_until(done: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_run_on_a_node_that_is_lost_goes_on_on_another(
     db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

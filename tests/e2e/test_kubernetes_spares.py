@@ -109,7 +109,7 @@ def run_and_strike(
 
 
 @pytest.mark.parametrize("strike", [lose_node, kill_pod])
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_spare_takes_the_place_of_a_lost_pod(
     db: Database,
     tmp_path: Path,
@@ -132,7 +132,7 @@ def test_a_spare_takes_the_place_of_a_lost_pod(
         print(f"\n[kubernetes] {strike.__name__}: a spare took over: {recoveries[-1].data}", end="")
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_the_loss_of_node_0_ends_an_attempt_with_a_spare(
     db: Database, tmp_path: Path, nodes: Cluster, target: Callable[..., str]
 ) -> None:

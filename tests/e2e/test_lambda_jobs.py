@@ -305,6 +305,7 @@ def _is_running(db: Database, job_id: str) -> bool:
     return now is not None and now.stage == "running"
 
 
+@pytest.mark.proof
 def test_an_instance_that_outlives_its_job_is_terminated_and_notified(
     db: Database, tmp_path: Path, cloud: Simulator
 ) -> None:

@@ -35,7 +35,7 @@ done
 """
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_instances_of_a_job_are_rented_together_and_replaced_when_one_is_lost(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ def stated_bounds(db: Database, job_id: str) -> list[tuple[str | None, int]]:
     return [(attempt, int(held["lost_steps"])) for attempt, held in found if held["tier"] == "remote"]
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_preempted_run_resumes_on_another_instance_within_its_loss_bound(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,7 +119,7 @@ def kill_torchrun(folder: Path, later_s: float) -> None:
     gone(mark)
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 def test_ranks_whose_torchrun_is_killed_before_they_look_for_it_end(tmp_path: Path) -> None:
     """They took the process that adopted them for their launcher: both were there ten minutes later."""
     process = torchrun(tmp_path / "run", restarts=0, config=ENDLESS)
@@ -211,7 +211,7 @@ def drive_to_end(db: Database, folder: Path, job_id: str) -> None:
     asyncio.run(drive())
 
 
-@pytest.mark.matrix(one_in=9, of="owners and ranks that are killed")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("place", "victim", "later_s"), draw(KILLS))
 def test_nothing_outlives_its_owner(

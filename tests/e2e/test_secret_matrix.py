@@ -101,7 +101,7 @@ def chosen() -> Iterator[tuple[str, str, Request]]:
                 yield shape, field, request
 
 
-@pytest.mark.matrix(one_in=2, of="secrets searched in all that a server keeps")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.spawns
 @pytest.mark.slow
 @pytest.mark.timeout(1800)

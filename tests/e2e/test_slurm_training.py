@@ -52,7 +52,7 @@ def lines_of(db: Database, job_id: str) -> list[tuple[str, int, object]]:
     return [(row.attempt, row.offset, row.data) for row in events.list_events(db, job_id, limit=100_000)]
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_two_nodes_train_and_the_job_that_slurm_requeues_goes_on_with_the_same_run(
     db: Database, tmp_path: Path, slurm: Cluster, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +136,7 @@ def run_and_lose(db: Database, home: Path, slurm: Cluster, job: JobRow, *, node:
     return ended, lost[0], state
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_spare_takes_the_place_of_a_lost_node_in_the_same_slurm_job(
     db: Database, tmp_path: Path, slurm: Cluster, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +156,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_in_the_same_slurm_job(
         print(f"\n[slurm] {lost} lost, a spare took over: {recoveries[-1].data}", end="")
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_the_loss_of_node_0_ends_a_job_with_a_spare(db: Database, tmp_path: Path, slurm: Cluster, target: str) -> None:
     job = submitting.submit(db, parse_spec(with_a_spare(target)))
     ended, _, state = run_and_lose(db, tmp_path, slurm, job, node=0)
@@ -185,7 +185,7 @@ def stop_ranks(job_id: str) -> None:
                 os.kill(int(path.name), signal.SIGSTOP)
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_preempted_run_saves_waits_again_and_goes_on_with_the_same_losses(db: Database, tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     with slurm_testbed.start(tmp_path / "slurm", extra=PREEMPTING) as cluster:

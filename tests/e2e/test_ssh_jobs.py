@@ -90,7 +90,7 @@ def undisturbed(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) 
     return {step: {loss} for step, loss in ran.losses.items()}
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_killed_rank_is_recovered_in_place_and_a_lost_machine_by_a_spare(
     db: Database,
     tmp_path: Path,
@@ -146,7 +146,7 @@ def test_a_killed_rank_is_recovered_in_place_and_a_lost_machine_by_a_spare(
         print(f"\nfrom the failure to the next step: {stops}")
 
 
-@pytest.mark.matrix(one_in=17, of="runs of minutes on several machines")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_a_lost_machine_is_replaced_in_the_next_attempt_and_the_run_is_the_same(
     db: Database,
     tmp_path: Path,

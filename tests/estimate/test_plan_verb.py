@@ -73,6 +73,7 @@ def test_what_is_suggested_can_be_pasted_back(config: Path) -> None:
     )
 
 
+@pytest.mark.proof
 def test_a_config_that_cannot_fit_exits_1_and_says_what_would(config: Path) -> None:
     words = ["model.preset=llama3.1-8b", "batch_sequences=64", "--gpu", "A100-SXM4-40GB"]
     code, text = call(config, *words)

@@ -10,7 +10,7 @@ from .misbehaviours import draw
 from .run import run
 
 
-@pytest.mark.matrix(one_in=4, of="what may hold others up")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.spawns
 @pytest.mark.alone
 @pytest.mark.timeout(600)

@@ -42,7 +42,7 @@ def test_the_table_has_forty_attempts_on_every_target() -> None:
     assert len({one.name for one in IN_JOB}) == len(IN_JOB)
 
 
-@pytest.mark.matrix(one_in=4)
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 @pytest.mark.parametrize("kind", sorted(ALL))
 def test_a_hostile_tenant_gains_nothing(kind: str) -> None:
     with open_bed(kind) as bed, bed.client() as root:

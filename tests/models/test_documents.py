@@ -47,6 +47,7 @@ def test_one_document_a_row_is_plain_attention() -> None:
     torch.testing.assert_close(one, model(TOKENS), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.proof
 @pytest.mark.slow
 def test_masks_in_blocks_hide_what_whole_ones_hide() -> None:
     generator = torch.Generator().manual_seed(0)

@@ -41,7 +41,7 @@ def real(programs: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
     yield folder
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb", by_file=True)
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks", by_file=True)
 @pytest.mark.slow
 def test_a_real_suite_of_two_ranks_has_everything(real: Path) -> None:
     document = json.loads((real / "report.json").read_text())
@@ -59,7 +59,7 @@ def test_a_real_suite_of_two_ranks_has_everything(real: Path) -> None:
     assert "Signature: ____" in text
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb", by_file=True)
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks", by_file=True)
 @pytest.mark.slow
 def test_the_report_of_a_real_suite_in_a_browser(real: Path, tab: Page) -> None:
     tab.goto((real / "report.html").as_uri())
@@ -193,6 +193,7 @@ def test_silent_nodes_and_findings_of_nodes_are_in_the_report() -> None:
     assert {(one.check, one.where) for one in view.problems} == {("gpu_ecc", "n1 gpu2"), ("drift", "")}
 
 
+@pytest.mark.proof
 def test_the_report_of_a_failed_suite_in_a_browser(tmp_path: Path, tab: Page) -> None:
     (tmp_path / "report.html").write_text(render_html(build(faulty())))
     tab.goto((tmp_path / "report.html").as_uri())

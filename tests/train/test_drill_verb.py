@@ -44,7 +44,7 @@ def temporary(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_killed_damaged_and_moved_run_is_proved_the_same(tmp_path: Path, temporary: Path) -> None:
     # Sync: what is in flight when it dies does not hang on what else this machine is doing.
     words = (*WORDS, "checkpoint.mode=sync", "--kills", "2", "-n", "1", "--other", "2", "--json", "--out", "proof")
@@ -78,7 +78,7 @@ def test_a_killed_damaged_and_moved_run_is_proved_the_same(tmp_path: Path, tempo
     assert not list(temporary.glob("trainmaster-*"))
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_and_no_file(tmp_path: Path, temporary: Path, number: signal.Signals) -> None:
     drill = start(tmp_path, "-n", "1", temporary=temporary)

@@ -134,7 +134,7 @@ def test_both_kinds_of_rows_train(run_here: RunHere, tmp_path: Path, rows: str) 
     assert 0 < closed["data"]["loss"] < 6
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_hub_that_goes_away_is_waited_for_longer_than_any_collective(start: Start, tmp_path: Path) -> None:
     """Two ranks stream; the Hub is away for longer than the collective timeout; then one rank goes on with the rest."""
     pytest.importorskip("datasets")

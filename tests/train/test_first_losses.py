@@ -13,7 +13,7 @@ from trainmaster.models import family
 from trainmaster.train.optimizer import build_optimizer, update
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_loss_of_a_wide_model_never_rises_above_its_first(seed: int) -> None:

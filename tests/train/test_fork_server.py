@@ -28,6 +28,7 @@ def _ask(folder: Path, compile_: str) -> tuple[list[str], str]:
     return done.stdout.split(), done.stderr
 
 
+@pytest.mark.proof
 def test_a_run_that_compiles_finds_the_compiler_ready(tmp_path: Path) -> None:
     # Triton is missing on a machine without a GPU: that is no reason for a word, and none to leave the rest out.
     assert _ask(tmp_path, "on") == (["True", "True", "None"], "")

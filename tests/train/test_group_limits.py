@@ -53,7 +53,7 @@ def test_each_kind_of_work_has_its_own_limit() -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.spawns
 def test_the_sockets_of_a_rank_do_not_grow_with_ranks_times_groups(programs: ForkServer) -> None:
     with socket.socket() as probe:

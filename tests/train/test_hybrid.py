@@ -22,7 +22,7 @@ from .runs import RunHere, Start, tiny
 TOLERANCE = 1e-4
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_two_by_two_draws_the_curve_of_one_and_of_four(start: Start, run_here: RunHere, tmp_path: Path) -> None:
     shape: dict[str, Any] = {"steps": 5, "batch_sequences": 16, "eval_sequences": 0}
     alone = run_here(tmp_path / "1", tiny(**shape))

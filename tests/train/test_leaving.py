@@ -32,7 +32,7 @@ shard.leave()
 """
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_the_store_stays_until_the_last_rank_has_left() -> None:
     """Rank 0 ended with the store, and a rank that was late ended a finished run with an error."""
     port = str(free_port())

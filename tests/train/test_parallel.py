@@ -117,7 +117,7 @@ class _Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "ops"])
 def test_compiled_blocks_share_one_graph_and_the_gradients(

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.spawns
 def test_every_cost_is_shown_before_and_after(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"

@@ -128,7 +128,7 @@ def test_a_missing_package_is_refused_with_its_command(
         trackers.check_trackers(WatchConfig(**{field: "x"}))
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 @pytest.mark.spawns  # its packages ask `uname` for the machine
 def test_mlflow_keeps_a_run_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

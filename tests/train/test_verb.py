@@ -33,7 +33,7 @@ def begin(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_two_ranks_train_and_the_same_command_goes_on(tmp_path: Path) -> None:
     first = train(tmp_path, "steps=3", "eval_sequences=0", "--processes", "2")
     assert first.returncode == 0, first.stderr
@@ -55,7 +55,7 @@ def test_a_bad_config_exits_2_and_creates_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """They trained on for ever, and the next start failed with "in use" after its lease."""
     training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")
@@ -75,7 +75,7 @@ def test_ranks_end_with_a_killed_command_and_the_same_command_goes_on(tmp_path: 
     assert "resumed from step " in again.stdout
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress(tmp_path: Path) -> None:
     """Killed before step 7 of each start: the first has saved, the two after it have not."""
     environment = {"TRAINMASTER_KILL_AT": "step:start @6", "TRAINMASTER_KILL_RANK": "0"}
@@ -86,7 +86,7 @@ def test_a_run_that_has_saved_goes_on_by_itself_and_is_given_up_without_progress
     assert [json.loads((folder / "exit.json").read_text())["saved_since"] for folder in folders] == [True, False, False]
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_terminal_that_is_closed_saves_and_stops(tmp_path: Path) -> None:
     """The agent is in a session of its own: it would go on with nobody to see it."""
     training = begin(tmp_path, "steps=1000000", "epoch_steps=1000000", "eval_sequences=0")

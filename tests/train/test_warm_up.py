@@ -41,7 +41,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_run_that_compiles_beside_its_load_is_bit_equal(passes: list[int], run_here: RunHere, tmp_path: Path) -> None:
     unbroken = run_here(tmp_path / "unbroken", COMPILED)
     run_here(tmp_path / "broken", COMPILED, stop=StopAfter(5))

@@ -55,6 +55,7 @@ def write(db: Database, story: samples.Story, folder: Path) -> str:
     return report.write(page, folder / "report.html").as_uri()
 
 
+@pytest.mark.proof
 def test_the_report_file(tab: Page, db: Database, tmp_path: Path) -> None:
     tab.goto(write(db, samples.completed(db), tmp_path))
     curve = tab.locator("#chart-loss path.s0")

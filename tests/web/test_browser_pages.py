@@ -16,7 +16,7 @@ from web.test_compare_page import pair, run
 from web.test_nodes_page import cluster
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None:
     cluster(db)
@@ -36,7 +36,7 @@ def test_the_pages(tab: Page, db: Database, tmp_path: Path, scheme: str) -> None
         tab.goto("about:blank")  # a page that still asked would be refused, and complain
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_a_value_of_another_step_than_the_one_pointed_at_says_so(tab: Page, db: Database, tmp_path: Path) -> None:
     """Of 300 steps 240 are here: values of steps 152 and 153 were told as those of step 152.3."""
     ids = ",".join(run(db, name=f"run-{steps}", steps=steps).id for steps in (300, 310))
@@ -60,7 +60,7 @@ def test_a_value_of_another_step_than_the_one_pointed_at_says_so(tab: Page, db: 
     assert elsewhere, "each step of both runs was here: the test shows nothing"
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, tmp_path: Path) -> None:
     ids = ",".join(story.id for story in pair(db))
     tab.add_init_script(
@@ -76,6 +76,7 @@ def test_the_axis_of_a_comparison_has_no_minus_nothing(tab: Page, db: Database, 
         tab.goto("about:blank")
 
 
+@pytest.mark.proof
 def test_on_a_phone_a_job_that_waits_is_a_card(tab: Page, db: Database, tmp_path: Path) -> None:
     """Of a row that is wider than the phone, the reason was read by scrolling alone."""
     samples.pending(db, name="n" * 63, project="p" * 63)

@@ -53,7 +53,7 @@ def test_the_sender_learns_that_others_may_not_see_all_runs(client: TestClient, 
     assert "projects:" not in client.get(f"/compare?jobs={one}").text
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_a_run_that_diverged_does_not_flatten_the_others(db: Database, tmp_path: Path, tab: Page) -> None:
     fine = [run(db, f"lr-0.{n}", [5.0 / step + n / 10 for step in range(1, 121)]) for n in range(2)]
     bad = run(db, "lr-0.3", [36.7 * 1.43**step if step < 28 else math.nan for step in range(120)])

@@ -38,7 +38,7 @@ def health(url: str) -> dict[str, str]:
         return body
 
 
-@pytest.mark.matrix(one_in=4, of="what may hold others up")
+@pytest.mark.matrix(one_in=12, of="servers and owners killed, held up and searched")
 @pytest.mark.alone
 def test_1100_half_open_connections_stop_neither_api_nor_reconciler(tmp_path: Path) -> None:
     home, log = tmp_path / "home", tmp_path / "server.log"

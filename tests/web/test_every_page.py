@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,10 +46,10 @@ def show(tab: Page, address: str) -> None:
         tab.locator("#curves[data-drawn=whole]").wait_for()
 
 
-def faults(tab: Page, app: FastAPI, url: str, parts: dict[str, str]) -> str:
+def faults(tab: Page, url: str, addresses: Sequence[str]) -> str:
     """What is wrong with the pages at the present width and scheme."""
     wrong = []
-    for address in every_page.addresses(app, parts):
+    for address in addresses:
         show(tab, url + address)
         if (wide := tab.evaluate(WIDER)) > 0:
             wrong.append(f"{address}: {wide} px too wide")
@@ -57,34 +57,37 @@ def faults(tab: Page, app: FastAPI, url: str, parts: dict[str, str]) -> str:
     return "\n".join(wrong)
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 @pytest.mark.parametrize("width", [360, 1280, 2560])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("third", range(3))
 def test_every_page_is_whole_and_accessible(
-    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str, scheme: str, width: int
+    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str, third: int, scheme: str, width: int
 ) -> None:
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("no axe: pip install axe-playwright-python")
     any_tab.set_viewport_size({"width": width, "height": 900})
     any_tab.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    assert faults(any_tab, app, url, every_page.furnish(db, tmp_path)) == ""
+    assert faults(any_tab, url, every_page.addresses(app, every_page.furnish(db, tmp_path))[third::3]) == ""
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
-def test_every_page_of_a_new_server_is_accessible(any_tab: Page, app: FastAPI, url: str) -> None:
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
+@pytest.mark.parametrize("third", range(3))
+def test_every_page_of_a_new_server_is_accessible(any_tab: Page, app: FastAPI, url: str, third: int) -> None:
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("no axe: pip install axe-playwright-python")
     any_tab.set_viewport_size({"width": 360, "height": 740})
     nothing = dict.fromkeys(("uuid", "failed", "set_id"), every_page.NOBODY) | {"node": "n", "gpu": "g", "word": "w"}
-    assert faults(any_tab, app, url, nothing) == ""
+    assert faults(any_tab, url, every_page.addresses(app, nothing)[third::3]) == ""
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
+@pytest.mark.parametrize("third", range(3))
 def test_tab_reaches_whatever_can_be_acted_on_and_shows_where_it_is(
-    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str
+    any_tab: Page, db: Database, tmp_path: Path, app: FastAPI, url: str, third: int
 ) -> None:
     wrong = []
-    for address in every_page.addresses(app, every_page.furnish(db, tmp_path)):
+    for address in every_page.addresses(app, every_page.furnish(db, tmp_path))[third::3]:
         # A page that is brought up to date under the focus gives it back to the top: then it is walked once more.
         for _ in range(3):
             show(any_tab, url + address)
@@ -111,7 +114,7 @@ def walk(tab: Page) -> list[str]:
     return unreached + [f"the focus is not seen on {e}" for e in tab.evaluate(f"dim.map({NAME})")]
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_what_changes_something_is_done_by_keys(any_tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     tab = any_tab
     parts = every_page.furnish(db, tmp_path)

@@ -39,7 +39,7 @@ FOREIGN = (
 )
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 @pytest.mark.parametrize("width", [360, 1280])
 def test_hostile_text_in_every_field_is_text_and_breaks_no_layout(
     any_tab: Page, db: Database, tmp_path: Path, width: int
@@ -68,7 +68,7 @@ def test_hostile_text_in_every_field_is_text_and_breaks_no_layout(
     assert seen > 15, f"the text is on {seen} pages: too few to prove anything"
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 @pytest.mark.parametrize("name", ROLES)
 def test_each_role_gets_the_pages_and_the_buttons_that_it_may_use(
     any_tab: Page, db: Database, tmp_path: Path, name: str

@@ -226,6 +226,7 @@ def test_variables() -> None:
         assert "topsecret" not in str(error.value)
 
 
+@pytest.mark.proof
 def test_the_command_sends_by_the_environment(tmp_path: Path, collector: Collector) -> None:
     serve = [sys.executable, "-m", "trainmaster", "serve", "--home", str(tmp_path), "--port", "0", "--no-reconcile"]
     env = {**os.environ, **variables(collector, OTEL_METRIC_EXPORT_INTERVAL="200")}

@@ -56,7 +56,7 @@ def violations(tab: Page) -> list[str]:
     return [f"{rule['id']}: {node['html'][:160]} {node['failureSummary']}" for rule in found for node in rule["nodes"]]
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_every_page_at_every_width_is_whole_and_accessible(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     if importlib.util.find_spec("axe_playwright_python") is None:
         pytest.skip("no axe: pip install axe-playwright-python")
@@ -83,7 +83,7 @@ def test_every_page_at_every_width_is_whole_and_accessible(tab: Page, db: Databa
     assert "\n".join(f"{page}: {rule}" for page, rules in wrong.items() for rule in rules) == ""
 
 
-@pytest.mark.matrix(one_in=20, of="every page in a browser")
+@pytest.mark.matrix(one_in=40, of="every page in a browser")
 def test_keys_alone_reach_everything(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
     failed, resumed = furnish(db, tmp_path)
     tab.goto(url)

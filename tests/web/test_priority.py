@@ -113,6 +113,7 @@ def test_the_page_changes_it_and_the_queue_shows_it_at_once(db: Database, client
     assert wanted(db, second) == "high"
 
 
+@pytest.mark.proof
 def test_in_a_browser_a_choice_stays_while_the_page_is_kept_current(tab: Page, db: Database, tmp_path: Path) -> None:
     job = samples.pending(db).id
     with db.write() as conn:

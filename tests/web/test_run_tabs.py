@@ -153,6 +153,7 @@ def test_a_log_is_paged_by_bytes_and_a_link_names_a_line(client: TestClient, fai
     assert client.get(f"/jobs/{failed.id}/logs/download?stream=../../x").status_code == 404
 
 
+@pytest.mark.proof
 @pytest.mark.spawns
 def test_search_in_a_log_is_bounded_and_finds_the_first_error(client: TestClient, failed: samples.Story) -> None:
     def found(**query: str) -> str:

@@ -43,6 +43,7 @@ def test_it_says_its_place_and_leads_there(client: TestClient, db: Database, mon
     assert asked == ["research"], "once in two seconds, and of its own project alone"
 
 
+@pytest.mark.proof
 def test_a_job_without_an_attempt_offers_no_log(client: TestClient, db: Database) -> None:
     waiting, running = samples.pending(db), samples.Story(db).start().move(Stage.RUNNING)
     text = client.get(f"/jobs/{waiting.id}").text

@@ -39,6 +39,7 @@ def threshold() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("threshold")
 def test_a_page_of_a_thousand_rows_is_made_without_a_pass_of_the_collector(db: Database, tmp_path: Path) -> None:
     gc.set_threshold(700)

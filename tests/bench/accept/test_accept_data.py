@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.matrix(one_in=2)
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fashion_mnist", "imagenet"])
 def test_a_model_trains_on_files(data: Path, mode: str) -> None:

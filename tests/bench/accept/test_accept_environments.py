@@ -67,7 +67,7 @@ LAUNCHERS = {
 NODES = {"pet": 2, "kubeflow": 2, "sagemaker": 2}
 
 
-@pytest.mark.matrix(one_in=8, of="launchers of acceptance")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_ranks_meet_under_every_launcher(programs: ForkServer, tmp_path: Path, launcher: str) -> None:
     port = free_ports(1)[0]
@@ -82,7 +82,7 @@ def test_two_ranks_meet_under_every_launcher(programs: ForkServer, tmp_path: Pat
     _validate(document)
 
 
-@pytest.mark.matrix(one_in=8, of="launchers of acceptance")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_two_ranks_meet_under_mpirun(tmp_path: Path) -> None:
     """Open MPI itself starts them: two processes, as `mpirun -np 8 trainmaster accept` on a machine with 8 GPUs."""

@@ -54,7 +54,7 @@ def accept(folder: Path, words: str) -> tuple[int, dict[str, Any], list[tuple[fl
     return code, json.loads(out.read_text()), lines
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_a_rank_that_hangs_is_named_and_not_those_that_waited(tmp_path: Path) -> None:
     """SIGSTOP: its process lives, and the others give up waiting."""
@@ -77,7 +77,7 @@ def test_a_rank_that_hangs_is_named_and_not_those_that_waited(tmp_path: Path) ->
     assert finding["reason"].startswith("rank 1 hangs: rank ")
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 def test_data_that_cannot_be_had_accuses_no_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINMASTER_DATASETS_URL", "http://127.0.0.1:1/a mirror")
@@ -112,7 +112,7 @@ def test_operations_of_a_step_are_counted() -> None:
     assert workload.flops_per_sample(Options()) == pytest.approx(3 * 2 * 4.09e9, rel=0.01)
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 @pytest.mark.slow
 def test_two_ranks_train_and_the_fields_of_users_are_there(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_rank_that_is_slower_by_30_percent_is_named_and_no_other(
     assert {(one.check, each.device) for one in checks for each in one.findings if each.verdict == "fail"} == named
 
 
-@pytest.mark.matrix(one_in=6, of="acceptance by processes of the verb")
+@pytest.mark.matrix(one_in=10, of="acceptance, collectives and jobs of real ranks")
 @pytest.mark.spawns
 @pytest.mark.slow
 def test_a_rank_that_ends_is_named(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def train(relay: Relay, client: Any, endpoint: str, folder: Path, name: str) -> 
         relay.end(name, "Completed", billable_s=600)
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_two_hosts_train_together(relay: Relay, client: Any, endpoint: str, file: Path, tmp_path: Path) -> None:
     running = begin(relay, lambda name: train(relay, client, endpoint, tmp_path, name))
     code, out, err = call(file, "--nodes", "2", *SMALL)

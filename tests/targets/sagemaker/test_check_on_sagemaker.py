@@ -131,7 +131,7 @@ def objects(client: Any) -> dict[str, bytes]:
     return {one["Key"]: client("s3").get_object(Bucket=BUCKET, Key=one["Key"])["Body"].read() for one in listed}
 
 
-@pytest.mark.matrix(one_in=10, of="collectives between nodes")
+@pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")
 def test_two_hosts_are_checked_measured_and_judged(
     relay: Relay, client: Any, endpoint: str, file: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +157,7 @@ def test_two_hosts_are_checked_measured_and_judged(
     assert json.loads(again.stdout)["overall"] == "PASS", again.output
 
 
+@pytest.mark.proof
 def test_a_host_that_never_starts_is_named_and_nothing_passes(
     relay: Relay, client: Any, endpoint: str, file: Path, tmp_path: Path
 ) -> None:

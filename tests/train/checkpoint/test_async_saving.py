@@ -43,7 +43,7 @@ def slow_until(events: Path, step: int) -> Write:
     return slow
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_what_is_written_late_is_the_step_that_was_saved(
     run_here: RunHere,
     disk: Callable[[Write], None],
@@ -81,7 +81,7 @@ def test_training_waits_for_the_turn_of_an_exact_save(
     assert [item["data"]["step"] for item in ran.named("CHECKPOINT", "saved")] == [2, 4, 6]
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_run_resumed_from_a_background_save_is_bit_equal_for_50_steps(run_here: RunHere, tmp_path: Path) -> None:
     config = tiny(steps=60, **QUIET, checkpoint={**behind(every_steps=10), "mode": "exact"})
     unbroken = dict(run_here(tmp_path, config).losses)

@@ -157,7 +157,7 @@ def test_when_none_is_good_nothing_starts(run_here: RunHere, tmp_path: Path, dam
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2  # they are left for a person to look at
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_two_ranks_refuse_together_with_exit_66(start: Start, run_here: RunHere, tmp_path: Path) -> None:
     run_here(tmp_path, CONFIG)
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):

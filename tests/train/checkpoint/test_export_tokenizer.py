@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_run_on_bytes_exports_a_tokenizer_of_bytes(tmp_path: Path, run_here: RunHere) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

@@ -45,7 +45,7 @@ dist.barrier()
 """
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_tensor_that_is_cut_twice() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -17,6 +17,7 @@ from ..runs import RunHere, read_events, tiny
 pytestmark = pytest.mark.alone
 
 
+@pytest.mark.proof
 def test_no_step_is_begun_that_could_cost_more_than_was_said(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ def stop(run: Ranks) -> None:
     assert run.finish().codes == [75]
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_second_run_in_one_folder_is_refused(tmp_path: Path, start: Start) -> None:
     shared = str(tmp_path / "shared")
     # A long lease: on a busy machine a living run may be late to renew a short one.
@@ -169,6 +169,7 @@ def test_a_run_paused_past_its_lease_stops_before_it_writes(tmp_path: Path, star
     assert [manifest.fence for manifest in left] == sorted((m.fence for m in left), reverse=True)
 
 
+@pytest.mark.proof
 @pytest.mark.alone  # a lease of one second
 def test_two_runs_that_upload_to_one_store(
     tmp_path: Path, start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch

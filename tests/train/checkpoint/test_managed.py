@@ -49,7 +49,7 @@ def cut(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran
     return run
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_run_goes_on_bit_for_bit_from_either_tier(
     managed: Managed, daemon: Daemon, run_here: RunHere, cut: Callable[..., Ran], tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from ..runs import RunHere, Start, StopAfter
 from .managed_runs import Managed, loaded, place, rejected, saved
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_the_newest_whole_step_is_found_whoever_wrote_it(
     managed: Managed, daemon: Daemon, start: Start, run_here: RunHere, tmp_path: Path
 ) -> None:

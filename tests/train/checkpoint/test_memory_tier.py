@@ -38,7 +38,7 @@ def spoil(*folders: Path) -> None:
             shard.write_bytes(b"lost")
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_lost_node_is_made_good_from_its_peer_without_the_disk(
     start: Start, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

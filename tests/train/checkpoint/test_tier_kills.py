@@ -11,7 +11,7 @@ from trainmaster.train.checkpoint.tiers.loss_bound import MEMORY
 from ..runs import RunHere, Start, tiny
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_killed_inside_every_tier_it_resumes_what_was_acknowledged(
     start: Start, run_here: RunHere, tmp_path: Path
 ) -> None:

@@ -28,7 +28,7 @@ def slow_disk(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(tmp_path / "site"), "SLOW_S": "7"}
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_rank_that_loads_for_longer_than_a_step_may_take(
     tmp_path: Path, start: Start, slow_disk: dict[str, str]
 ) -> None:
@@ -41,7 +41,7 @@ def test_a_rank_that_loads_for_longer_than_a_step_may_take(
     assert loaded["data"]["seconds"] > 4
 
 
-@pytest.mark.matrix(one_in=6, of="long proofs of the trainer")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_a_load_that_never_ends_ends_the_run(tmp_path: Path, start: Start, slow_disk: dict[str, str]) -> None:
     config = tiny(steps=4, eval_sequences=0, checkpoint={"every_steps": 4})
     assert start(tmp_path, config, ranks=2).finish().codes == [0, 0]

@@ -25,7 +25,7 @@ def lines(attempt_folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_as_many_ranks_go_on_bit_equal_for_50_steps(warm: Warm, tmp_path: Path) -> None:
     config = tiny(
         model=cases.MODEL, steps=57, epoch_steps=20, batch_sequences=4, eval_sequences=4, sequence_tokens=16,
@@ -48,7 +48,7 @@ def test_as_many_ranks_go_on_bit_equal_for_50_steps(warm: Warm, tmp_path: Path) 
     assert second == {rank: found[5:] for rank, found in first.items()}
 
 
-@pytest.mark.matrix(one_in=5, of="verbs and runs with real ranks")
+@pytest.mark.matrix(one_in=12, of="long proofs of the trainer")
 def test_four_ranks_then_two_then_three_consume_the_same_samples(warm: Warm, tmp_path: Path) -> None:
     def live(name: str, *plan: tuple[int, int]) -> list[Attempt]:
         life = None

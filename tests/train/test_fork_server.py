@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ASK = """
 import sys
 from trainmaster.train import fork_server

@@ -44,3 +44,8 @@ def test_text_can_be_read(dark: bool) -> None:
 def test_curves_stand_out(dark: bool) -> None:
     colours = palette(dark)
     assert min(contrast(colours[name], colours["paper"]) for name in ("s0", "s1")) >= 3
+
+
+@pytest.mark.parametrize("name", ["style.css", "health/health.css"])
+def test_a_sheet_has_two_weights(name: str) -> None:
+    assert set(re.findall(r"font-weight: ([^;}]+)", asset(name))) == {"400", "600"}

@@ -23,6 +23,9 @@ WIDER = "document.documentElement.scrollWidth - document.documentElement.clientW
 ACTIVE = """() => [...document.querySelectorAll(
   'a[href], button, input:not([type=hidden]), select, textarea, summary, canvas[tabindex="0"], [tabindex="0"]')]
   .filter((e) => !e.disabled && e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }))"""
+# The browser looks for every family at every weight that a page has, before its first paint: some 40 ms for each weight.
+HEAVY = """() => [...new Set([...document.querySelectorAll('body *')].filter(
+  (e) => !['400', '600'].includes(getComputedStyle(e).fontWeight)).map((e) => e.tagName))].join()"""
 NAME = "(e) => e.outerHTML.slice(0, 120)"
 
 
@@ -53,6 +56,8 @@ def faults(tab: Page, url: str, addresses: Sequence[str]) -> str:
         show(tab, url + address)
         if (wide := tab.evaluate(WIDER)) > 0:
             wrong.append(f"{address}: {wide} px too wide")
+        if heavy := tab.evaluate(HEAVY):
+            wrong.append(f"{address}: a weight besides 400 and 600: {heavy}")
         wrong += [f"{address}: {rule}" for rule in violations(tab)]
     return "\n".join(wrong)
 

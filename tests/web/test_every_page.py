@@ -23,7 +23,7 @@ WIDER = "document.documentElement.scrollWidth - document.documentElement.clientW
 ACTIVE = """() => [...document.querySelectorAll(
   'a[href], button, input:not([type=hidden]), select, textarea, summary, canvas[tabindex="0"], [tabindex="0"]')]
   .filter((e) => !e.disabled && e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }))"""
-# The browser looks for every family at every weight that a page has, before its first paint: some 40 ms for each weight.
+# Before its first paint a browser looks for every family at every weight of the page: some 40 ms for each weight.
 HEAVY = """() => [...new Set([...document.querySelectorAll('body *')].filter(
   (e) => !['400', '600'].includes(getComputedStyle(e).fontWeight)).map((e) => e.tagName))].join()"""
 NAME = "(e) => e.outerHTML.slice(0, 120)"

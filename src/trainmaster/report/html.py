@@ -16,6 +16,7 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from trainmaster.api.jobs import JobPage
+from trainmaster.api.run import Curves
 from trainmaster.core.clean_text import clean
 from trainmaster.core.money.cost import BOUNDS, dollars, price_words, submitter
 from trainmaster.report import chart, formats, phrases
@@ -142,20 +143,20 @@ def context(page: JobPage, *, drawn: bool = True) -> dict[str, Any]:
         "sentence": phrases.sentence(page),
         "figures": phrases.figures(page),
         "spec": phrases.spec_text(page.spec) if page.spec else "",
-        **({"charts": _charts(page)} if drawn else {}),
+        **({"charts": _charts(page.run.curves, _saved(page))} if drawn else {}),
     }
 
 
-def _charts(page: JobPage) -> dict[str, object]:
-    curves = page.run.curves
+def _saved(page: JobPage) -> tuple[int, ...]:
+    """Steps of the saved checkpoints."""
+    return tuple(each.step for each in page.run.checkpoints if each.event == "saved" and each.step is not None)
+
+
+@functools.lru_cache(maxsize=64)  # a run that is over, or has no new step, is drawn once: some 30 ms
+def _charts(curves: Curves, saved: tuple[int, ...]) -> dict[str, object]:
     loss = [chart.Line(name="training", points=curves.loss)]
     if curves.eval_loss:
         loss.append(chart.Line(name="held-out", points=curves.eval_loss, dots=True))
-    saved = [
-        checkpoint.step
-        for checkpoint in page.run.checkpoints
-        if checkpoint.event == "saved" and checkpoint.step is not None
-    ]
     marks = [chart.Mark(x=step, label="checkpoint") for step in saved]
     side = (
         ("rate", "Tokens per second", "tokens/s", curves.tokens_per_s, True),

@@ -14,11 +14,13 @@ with_pip() {
 }
 
 install() {
-    { [ -x "$bin/uv" ] && "$bin/uv" pip install --quiet --python "$bin/python" "$@"; } || with_pip --quiet "$@"
+    [ -x "$bin/uv" ] && "$bin/uv" pip install --quiet --python "$bin/python" "$@" && return
+    echo "installing by pip, which takes a minute or two more"
+    with_pip --quiet "$@"
 }
 
 # Not quiet: torch is large, and its download is the sign of life.
 with_pip -c constraints.txt torch numpy
-with_pip --quiet -c constraints.txt uv || echo "no uv here: pip installs everything, which takes a minute or two more"
+with_pip --quiet -c constraints.txt uv || true
 install -c constraints.txt -e ".[$extras]"
 [ $# = 0 ] || install --no-deps "$@"

@@ -19,8 +19,13 @@ install() {
     with_pip --quiet "$@"
 }
 
+# Killed half way, pip and uv leave packages that lack files and that neither would install again.
+unfinished=$bin/../.installing
+[ ! -e "$unfinished" ] || "$bin/python" -m venv --clear "$bin/.."
+touch "$unfinished"
 # Not quiet: torch is large, and its download is the sign of life.
 with_pip -c constraints.txt torch numpy
 with_pip --quiet -c constraints.txt uv || true
 install -c constraints.txt -e ".[$extras]"
 [ $# = 0 ] || install --no-deps "$@"
+rm "$unfinished"

@@ -13,15 +13,17 @@ REST = ["-c constraints.txt -e .[dev]", "--no-deps agent==1"]
 pytestmark = pytest.mark.spawns
 
 
-def install(folder: Path, *, uv: str | None, pip: str = "exit 0") -> tuple[int, list[str]]:
+def install(folder: Path, *, uv: str | None, pip: str = "exit 0", again: bool = False) -> tuple[int, list[str]]:
     """The calls, with programs in place of pip and uv that write down their words; `uv`, `pip`: what they end with."""
     programs = folder / "odd bin"
     programs.mkdir()
-    for name, code in (("pip", pip), ("uv", uv)):
+    for name, code in (("pip", pip), ("uv", uv), ("python", "exit 0")):
         if code is not None:
             program = programs / name
             program.write_text(f'#!/bin/sh\necho "{name} $*" >> calls\n{code}\n')
             program.chmod(0o755)
+    if again:
+        (folder / ".installing").touch()
     words = ["sh", str(SCRIPT), str(programs), "dev", "agent==1"]
     code = subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode
     return code, (folder / "calls").read_text().splitlines()
@@ -47,3 +49,12 @@ def test_without_uv_pip_installs_everything(tmp_path: Path, uv: str | None) -> N
 
 def test_where_pip_fails_nothing_says_that_it_is_installed(tmp_path: Path) -> None:
     assert install(tmp_path, uv="exit 2", pip='case "$*" in *torch*) exit 0;; *) exit 1;; esac')[0] != 0
+
+
+def test_what_was_killed_half_way_is_begun_anew(tmp_path: Path) -> None:
+    assert install(tmp_path, uv="kill -9 $PPID")[0] != 0
+    assert (tmp_path / ".installing").exists()
+    (tmp_path / "again").mkdir()
+    code, calls = install(tmp_path / "again", uv="exit 0", again=True)
+    assert code == 0 and calls[0].startswith("python -m venv --clear")
+    assert not (tmp_path / "again" / ".installing").exists()

@@ -194,9 +194,9 @@ def test_files_go_from_memory_to_the_disk_beside_each_other_and_are_compared(
     mine = {name: write(source / name, [name.encode() * 1000]) for name in ("a", "b", "c")}
     both = threading.Barrier(3, timeout=30)
 
-    def write_together(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def write_together(path: Path, pieces: Iterable[bytes | memoryview], *, paged: bool) -> FileRecord:
         both.wait()  # until all three are under way
-        return write(path, pieces)
+        return write(path, pieces, paged=paged)
 
     with monkeypatch.context() as patched:
         patched.setattr(memory_to_disk, "write", write_together)

@@ -9,7 +9,6 @@ the driver and the memory's bandwidth with it.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import threading
 from collections.abc import Sequence
 
@@ -18,11 +17,10 @@ from torch import Tensor
 
 from trainmaster.node.host import Host
 from trainmaster.node.memory import free_bytes
+from trainmaster.train.checkpoint import pinning
 
 _BLOCK_BYTES = 1 << 30  # pinned at one go: the driver does nothing else for this process meanwhile, about 0.1 s
-_ALIGN = 4096
 _SPARE_BYTES = 1 << 28  # left for others
-_PORTABLE = 1  # cudaHostRegisterPortable
 
 
 class HostCopy:
@@ -131,7 +129,7 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     blocks: list[int] = []
     places: dict[int, tuple[int, int]] = {}
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        room = -(-sizes[index] // _ALIGN) * _ALIGN
+        room = -(-sizes[index] // pinning.PAGE_BYTES) * pinning.PAGE_BYTES
         number = next((n for n, used in enumerate(blocks) if used + room <= _BLOCK_BYTES), len(blocks))
         if number == len(blocks):
             blocks.append(0)
@@ -141,18 +139,13 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
 
 
 def _take(size: int, device: torch.device) -> Tensor:
-    """Memory of its own, in large pages where there are such; pinned for a GPU, as far as the system lets it."""
+    """Memory of its own; pinned for a GPU, as far as the system lets it."""
     free = free_bytes(Host())
     if size > free - _SPARE_BYTES:
         # Refused here, it costs a save. Taken, it costs whatever process the kernel picks.
         raise MemoryError(f"a copy of the run in host memory needs {size:,} bytes more, and {free:,} are free")
-    # Private: shared memory has no large pages by default, and the kernel takes seconds to free 48 GB of small ones.
-    memory = mmap.mmap(-1, max(size, _ALIGN), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    block = torch.frombuffer(memory, dtype=torch.uint8)
+    block = pinning.take(size)
     if device.type == "cuda":
         block.zero_()  # makes the pages exist: quicker here, on several cores, than inside the driver
-        # Not torch's pinned memory: that comes in powers of two. Refused, the copy is slower and as good.
-        torch.cuda.cudart().cudaHostRegister(block.data_ptr(), block.nbytes, _PORTABLE)  # type: ignore[no-untyped-call]
+        pinning.pin(block, device)
     return block

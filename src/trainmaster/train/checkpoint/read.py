@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from trainmaster.core.errors import CheckpointError
+from trainmaster.train.checkpoint import pinning
 from trainmaster.train.checkpoint.layout import Frame, frame_of
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.parallel import rank_sync
@@ -89,8 +90,10 @@ class Reader(FileSystemReader):
             places.setdefault((where.offset, where.length), []).append(item)
         pickles: list[tuple[ReadItem, bytes]] = []
         first_error: Exception | None = None
-        with (self._folder / name).open("rb", buffering=0) as file:
-            stream = _Hashed(file, hashing=record is not None)
+        with (
+            (self._folder / name).open("rb", buffering=0) as file,
+            contextlib.closing(_Hashed(file, hashing=record is not None)) as stream,
+        ):
             for (offset, length), group in sorted(places.items(), key=lambda place: place[0]):
                 if record is None and len(group) == 1 and self._fill_rows(group[0], stream, offset, planner):
                     continue
@@ -196,7 +199,6 @@ class _Hashed:
         self._file, self._at = file, 0
         self._room = bytearray()  # used again for each take: new memory comes slower than most disks read
         self._slices: Slices | None = None
-        self._refused = False  # the system pins no more memory
         self._digest = hashlib.sha256() if hashing else None
 
     def skip_to(self, offset: int) -> None:
@@ -218,12 +220,9 @@ class _Hashed:
 
     def can_fill(self, target: Tensor) -> bool:
         """Whether bytes can go into a tensor without a copy in between that costs more than the read."""
-        if target.device.type == "cuda" and self._slices is None and not self._refused:
-            try:
-                self._slices = Slices(self._file, self._digest, gpu=target.device)
-            except RuntimeError:
-                self._refused = True
-        return target.device.type == "cpu" or (target.device.type == "cuda" and self._slices is not None)
+        if target.device.type == "cuda" and self._slices is None:
+            self._slices = Slices(self._file, self._digest, gpu=target.device)
+        return target.device.type in ("cpu", "cuda")
 
     def fill(self, target: Tensor) -> None:
         """The next bytes, into a contiguous tensor. To a GPU from pinned memory, four times as fast as from other."""
@@ -255,6 +254,10 @@ class _Hashed:
         self.skip_to(os.fstat(self._file.fileno()).st_size)
         return FileRecord(size_bytes=self._at, sha256=self._digest.hexdigest())
 
+    def close(self) -> None:
+        if self._slices is not None:
+            self._slices.close()
+
 
 class Slices:
     """The rest of a file through two rooms of memory: one is read into while the GPU still copies from the other.
@@ -267,10 +270,17 @@ class Slices:
         self, file: IO[bytes], digest: Any, *, gpu: torch.device | None, size_bytes: int = _SLICE_BYTES
     ) -> None:
         self._file, self._digest, self._gpu = file, digest, gpu
-        with self._on_gpu():
-            rooms = [torch.empty(size_bytes, dtype=torch.uint8, pin_memory=gpu is not None) for _ in range(2)]
-        # The end of the copies out of a room, where they go on after the call.
-        self._rooms = [(room, torch.cuda.Event() if gpu is not None else None) for room in rooms]  # type: ignore[no-untyped-call]
+        self._stream: torch.cuda.Stream | None = None
+        if gpu is not None:
+            # Its own: on that of the passes a copy would wait for what the compilation runs (warm_up.py).
+            self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(gpu))  # the first values of the tensors
+        # With the end of the copies out of a room, where they go on after the call.
+        self._rooms = [
+            (pinning.take(size_bytes), torch.cuda.Event() if gpu is not None else None)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        ]
+        self._pinned: dict[int, bool] = {}  # rooms, by their address, and whether the system pins them
         self._used = self._filled = 0  # of the first room
 
     def next(self, most: int) -> Tensor:
@@ -301,11 +311,23 @@ class Slices:
         count = _read(self._file, view if self._digest is not None else view[:most])
         if self._digest is not None:
             self._digest.update(view[:count])
+        if self._gpu is not None and room.data_ptr() not in self._pinned:
+            with self._on_gpu():  # only now: the read has made its pages exist
+                self._pinned[room.data_ptr()] = pinning.pin(room, self._gpu)
         self._rooms.reverse()
         self._used, self._filled = 0, count
 
+    def close(self) -> None:
+        """Wait for the last copies, and give the rooms back."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        for room, _ in self._rooms:
+            if self._pinned.get(room.data_ptr()):
+                pinning.unpin(room)
+        self._rooms.clear()
+
     def _on_gpu(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.device(self._gpu) if self._gpu is not None else contextlib.nullcontext()
+        return torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext()
 
 
 def _read(file: IO[bytes], view: memoryview) -> int:

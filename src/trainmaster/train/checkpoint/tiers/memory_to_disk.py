@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,6 @@ from trainmaster.train.checkpoint.save import Written, commit
 from trainmaster.train.checkpoint.write import write
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
-
-_PIECE_BYTES = 8 << 20
 
 
 def copy_to_disk(
@@ -50,7 +49,7 @@ def copy_files(source: Path, draft: Path, mine: Mapping[str, FileRecord], *, thr
     """Several at once, as a save does: one core's SHA-256 is slower than most disks."""
 
     def copy(name: str) -> None:
-        if write(draft / name, _pieces(source / name)) != mine[name]:
+        if write(draft / name, _mapped(source / name), paged=True) != mine[name]:
             raise CheckpointError(f"{source / name} does not match its SHA-256 any more")
 
     with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-copy") as pool:
@@ -59,9 +58,7 @@ def copy_files(source: Path, draft: Path, mine: Mapping[str, FileRecord], *, thr
     reach("save:shards")
 
 
-def _pieces(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file; each piece is there until the next one is asked for."""
-    room = memoryview(bytearray(_PIECE_BYTES))  # used again and not taken anew for each piece
+def _mapped(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file in memory, where they lie."""
     with path.open("rb", buffering=0) as file:
-        while count := file.readinto(room):
-            yield room[:count]
+        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,0 +1,98 @@
+"""Files of a checkpoint that are read and written: every byte in its place and in the hash, however they are cut."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainmaster.core.errors import CheckpointError
+from trainmaster.train.checkpoint.read import Slices
+from trainmaster.train.checkpoint.write import write
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("hashing", [True, False])
+def test_what_is_taken_is_what_is_there_and_all_of_it_is_hashed(tmp_path: Path, seed: int, *, hashing: bool) -> None:
+    dice = random.Random(seed)
+    content = dice.randbytes(dice.randint(1, 5000))
+    path = tmp_path / "shard"
+    path.write_bytes(content)
+    digest, at = hashlib.sha256() if hashing else None, 0
+    with path.open("rb", buffering=0) as file:
+        slices = Slices(file, digest, gpu=None, size_bytes=64)
+        while at < len(content):
+            wanted = min(dice.choice((1, 7, 63, 64, 65, 200)), len(content) - at)
+            if dice.random() < 0.5:
+                flat = torch.zeros(wanted, dtype=torch.uint8)
+                slices.fill(flat)
+                read = bytes(flat.tolist())
+            else:
+                read = bytes(slices.next(wanted).tolist())
+            assert read == content[at : at + len(read)] and 1 <= len(read) <= wanted
+            at += len(read)
+            assert hashing or file.tell() == at, "a file that is not hashed is not read ahead"
+        with pytest.raises(CheckpointError, match="shard ends too early"):
+            slices.next(1)
+    assert digest is None or digest.hexdigest() == hashlib.sha256(content).hexdigest()
+
+
+def test_bytes_stay_while_the_next_slice_is_read(tmp_path: Path) -> None:
+    """A GPU may still copy from the slice before."""
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(range(192)))
+    with path.open("rb", buffering=0) as file:
+        slices = Slices(file, hashlib.sha256(), gpu=None, size_bytes=64)
+        first = slices.next(64)
+        slices.next(64)
+        assert first.tolist() == list(range(64))
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, (8 << 20) + 4096, (16 << 20) + 5])
+@pytest.mark.parametrize("refusal", ["none", "at the opening", "at a write"])
+def test_pages_are_written_past_the_cache_and_by_way_of_it_where_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, refusal: str
+) -> None:
+    content = random.Random(size).randbytes(size)
+    pages = mmap.mmap(-1, size)
+    pages.write(content)
+    opened, written = os.open, os.write
+
+    def open_buffered(path: str | Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            opened(path, flags & ~os.O_DIRECT, mode)  # as a FUSE may: the file is there, and is refused
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, mode)
+
+    calls: list[int] = []
+
+    def write_buffered(fd: int, part: memoryview) -> int:
+        calls.append(len(part))
+        if len(calls) == 1:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return written(fd, part)
+
+    if refusal == "at the opening":
+        monkeypatch.setattr(os, "open", open_buffered)
+    if refusal == "at a write" and size >= 4096:
+        monkeypatch.setattr(os, "write", write_buffered)
+    record = write(tmp_path / "file", [memoryview(pages)], paged=True)
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_bytes() == content
+    assert (record.size_bytes, record.sha256) == (size, hashlib.sha256(content).hexdigest())
+
+
+def test_a_full_disk_is_said_and_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, part: memoryview) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pages = mmap.mmap(-1, 8192)
+    monkeypatch.setattr(os, "write", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path / "file", [memoryview(pages)], paged=True)

@@ -35,10 +35,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[Write], None]:
 def slow_until(events: Path, step: int) -> Write:
     """A disk that writes nothing before training has come to that step."""
 
-    def slow(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def slow(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         while not any(item["event"] == "metrics" and item["data"]["step"] >= step for item in read_events(events)):
             time.sleep(0.01)
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     return slow
 
@@ -72,9 +72,9 @@ def test_what_is_written_late_is_the_step_that_was_saved(
 def test_training_waits_for_the_turn_of_an_exact_save(
     run_here: RunHere, disk: Callable[[Write], None], tmp_path: Path
 ) -> None:
-    def slow(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def slow(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         time.sleep(0.05)
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     disk(slow)
     ran = run_here(tmp_path, tiny(steps=6, **QUIET, checkpoint={**behind(every_steps=2), "mode": "exact"}))
@@ -96,11 +96,11 @@ def test_a_run_resumed_from_a_background_save_is_bit_equal_for_50_steps(run_here
 def test_a_failed_save_is_tried_again(run_here: RunHere, disk: Callable[[Write], None], tmp_path: Path) -> None:
     tried: list[str] = []
 
-    def full_at_first(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def full_at_first(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         tried.append(path.name)
         if tried.count(path.name) < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     disk(full_at_first)
     ran = run_here(tmp_path, tiny(steps=3, **QUIET, checkpoint=behind(every_steps=3, retries=2)))
@@ -112,10 +112,10 @@ def test_a_failed_save_is_tried_again(run_here: RunHere, disk: Callable[[Write],
 def test_when_no_attempt_is_left_it_is_told_once_and_training_goes_on(
     run_here: RunHere, disk: Callable[[Write], None], tmp_path: Path
 ) -> None:
-    def full(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def full(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         if "step-00000002" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     disk(full)
     ran = run_here(tmp_path, tiny(steps=4, **QUIET, checkpoint={**behind(every_steps=2, retries=1), "mode": "exact"}))
@@ -129,9 +129,9 @@ def test_when_no_attempt_is_left_it_is_told_once_and_training_goes_on(
 def test_a_save_under_way_is_finished_when_training_fails(
     run_here: RunHere, disk: Callable[[Write], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slow(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def slow(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         time.sleep(0.3)
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     disk(slow)
     passes = iter(range(100))

@@ -96,3 +96,23 @@ def test_a_full_disk_is_said_and_not_tried_again(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "write", refuse)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "file", [memoryview(pages)], paged=True)
+
+
+@pytest.mark.parametrize("before", [0, 100, 5000, 9000])
+def test_an_older_file_is_written_over_and_cut_to_its_new_size(tmp_path: Path, before: int) -> None:
+    path, content = tmp_path / "file", random.Random(before).randbytes(5000)
+    path.write_bytes(b"\xff" * before)
+    number = path.stat().st_ino
+    record = write(path, [content[:700], content[700:]], over=True)
+    assert path.read_bytes() == content and path.stat().st_ino == number
+    assert (record.size_bytes, record.sha256) == (5000, hashlib.sha256(content).hexdigest())
+    with pytest.raises(FileExistsError):
+        write(path, [content])
+
+
+def test_a_link_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "file").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write(tmp_path / "file", [b"x"], over=True)
+    assert (tmp_path / "mine").read_bytes() == b"mine"

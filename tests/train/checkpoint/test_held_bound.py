@@ -23,7 +23,7 @@ def test_no_step_is_begun_that_could_cost_more_than_was_said(
 ) -> None:
     events, limits = tmp_path / "events.jsonl", list[int]()
 
-    def slow(path: Path, pieces: Iterable[bytes | memoryview]) -> FileRecord:
+    def slow(path: Path, pieces: Iterable[bytes | memoryview], *, over: bool) -> FileRecord:
         """The first save after a bound was stated hangs until training is where it may go no further."""
         stated = [item["data"]["losses"]["process"] for item in read_events(events) if item["event"] == "bound"]
         if stated and not limits:
@@ -32,7 +32,7 @@ def test_no_step_is_begun_that_could_cost_more_than_was_said(
             while max(item["data"]["step"] for item in read_events(events) if item["phase"] == "STEP") < limits[0]:
                 time.sleep(0.01)
             time.sleep(0.5)  # a step takes a hundredth of that: who is not held runs on
-        return write(path, pieces)
+        return write(path, pieces, over=over)
 
     monkeypatch.setattr(save, "write", slow)
     config = tiny(steps=120, eval_sequences=0, epoch_steps=1000, checkpoint={"every_steps": 4, "mode": "async"})

@@ -7,6 +7,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
-from trainmaster.train.checkpoint.manifest import FileRecord
+from trainmaster.train.checkpoint import manifest as manifests
+from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
 from trainmaster.train.checkpoint.tiers import memory, memory_to_disk
 from trainmaster.train.checkpoint.write import write
 
 from ..runs import Ran, RunHere, Start, StopAfter, tiny
+
+_MANIFEST = Manifest(step=0, state={}, run={}, files={}, ranks=1, torch="2", saved_at="2026-11-19T00:00:00+00:00")
 
 
 def config(steps: int = 10, **checkpoint: Any) -> TrainConfig:
@@ -208,3 +212,40 @@ def test_files_go_from_memory_to_the_disk_beside_each_other_and_are_compared(
     draft.mkdir()
     with pytest.raises(CheckpointError, match="memory/b does not match its SHA-256 any more"):
         memory_to_disk.copy_files(source, draft, mine, threads=2)
+
+
+def test_the_room_of_an_old_step_is_used_again_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "run"
+    memory.open_folder(folder)
+
+    def save(step: int, names: Iterable[str]) -> None:
+        memory.make_room(folder, 10, newest=step)
+        memory.begin(folder, step)
+        path = manifests.path_of(folder, step)
+        files = {name: write(path / name, [f"{name} of step {step}".encode()], over=True) for name in names}
+        memory.commit(folder, replace(_MANIFEST, step=step, files=files))
+        memory.prune(folder, newest=step)
+
+    for step in range(1, 5):
+        save(step, ("a", "b"))
+    numbers = {path.name: path.stat().st_ino for path in (folder / "room").iterdir()}
+    assert sorted(memory.list_steps(folder)) == [3, 4] and set(numbers) == {"a", "b"}
+    save(5, ("a", "c"))  # fewer ranks than before: b is nobody's
+    five = manifests.path_of(folder, 5)
+    assert {path.name for path in five.iterdir()} == {"a", "c", "manifest.json"}
+    assert (five / "a").stat().st_ino == numbers["a"] and (five / "a").read_bytes() == b"a of step 5"
+    assert sorted(memory.list_steps(folder)) == [4, 5]
+    memory.give_back_room(folder)
+    assert not (folder / "room").exists() and sorted(memory.list_steps(folder)) == [4, 5]
+    memory.give_back_room(folder)
+
+
+def test_a_save_that_was_cut_off_is_room_and_never_a_step(tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "run"
+    memory.open_folder(folder)
+    memory.begin(folder, 7)
+    write(manifests.path_of(folder, 7) / "a", [b"half"], over=True)
+    memory.make_room(folder, 10, newest=9)
+    assert memory.list_steps(folder) == {} and (folder / "room" / "a").exists()
+    memory.begin(folder, 9)
+    assert (manifests.path_of(folder, 9) / "a").read_bytes() == b"half" and memory.list_steps(folder) == {}

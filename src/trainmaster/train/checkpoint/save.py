@@ -200,8 +200,11 @@ def _attempt(
         raise
 
 
-def write_files(folder: Path, snapshot: Snapshot, *, threads: int) -> dict[str, FileRecord]:
-    """This rank's files, several at once: a hash keeps one core busy, and the disk wants more than one can hash."""
+def write_files(folder: Path, snapshot: Snapshot, *, threads: int, over: bool = False) -> dict[str, FileRecord]:
+    """This rank's files, several at once: a hash keeps one core busy, and the disk wants more than one can hash.
+
+    `over`: files that are there may be written over.
+    """
     layout = snapshot.layout
     snapshot.arrived()
     reach("save:staged")
@@ -209,7 +212,7 @@ def write_files(folder: Path, snapshot: Snapshot, *, threads: int) -> dict[str, 
     if dist.get_rank() == 0:
         pieces[INDEX] = [layout.index(snapshot.things)]
     with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-write") as pool:
-        begun = {name: pool.submit(write, folder / name, parts) for name, parts in pieces.items()}
+        begun = {name: pool.submit(write, folder / name, parts, over=over) for name, parts in pieces.items()}
         records = {name: future.result() for name, future in begun.items()}
     reach("save:shards")
     return records

@@ -46,7 +46,7 @@ class FirstTier:
 
     def _to_memory(self, memory: Replicas, save: Save, snapshot: Snapshot, copying: Collection[int]) -> Written:
         def write(path: Path) -> Mapping[str, FileRecord]:
-            self.mine = write_files(path, snapshot, threads=self._threads)
+            self.mine = write_files(path, snapshot, threads=self._threads, over=True)
             save.written.set()
             return self.mine
 

@@ -117,6 +117,11 @@ class Replicas:
         if self._leads:
             memory.prune(self._folder, newest=before - 1, keep=0)
 
+    def give_back_room(self) -> None:
+        """Free what only the next save would use."""
+        if self._leads:
+            memory.give_back_room(self._folder)
+
     def drop(self) -> None:
         """Free all memory at the end of a completed run."""
         if self._leads:

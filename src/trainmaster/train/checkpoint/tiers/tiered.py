@@ -220,6 +220,8 @@ class Tiered:
         return self._drain_ended()
 
     def close(self) -> None:
+        if self._memory is not None:
+            self._memory.give_back_room()
         self._disk.fence.release()
         if self._remote is not None:
             self._remote.fence.release()

@@ -25,7 +25,4 @@ def read(
     """
     rows = list_events(db, job_id, phase=phase, after=after, limit=limit, stream=node_file(EVENTS_FILE, node))
     following = rows[-1].cursor if rows else after
-    return Events(
-        events=tuple(rows),
-        next="{}:{}".format(*following) if following is not None else None,
-    )
+    return Events(events=tuple(rows), next="{}:{}".format(*following) if following is not None else None)

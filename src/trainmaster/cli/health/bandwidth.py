@@ -42,8 +42,7 @@ def bandwidth(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
     expect_transport: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket."),
+        str | None, typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket.")
     ] = None,
     min_busbw: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
-_On = Annotated[
-    str | None,
-    typer.Option("--on", metavar="TARGET", help="Nodes: {targets:check}."),
-]
+_On = Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: {targets:check}.")]
 _Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="What it should have: gpus=8, ml.p5.48xlarge, H200 or a YAML file; later wins."),

@@ -28,8 +28,7 @@ def reap(
         bool, typer.Option("--no-database", help="Ask the targets alone: names ALL that they run for this home.")
     ] = False,
     any_home: Annotated[
-        bool,
-        typer.Option("--any-home", help="With --no-database: rented machines of every home folder count as ours."),
+        bool, typer.Option("--any-home", help="With --no-database: rented machines of every home folder count as ours.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,

@@ -12,8 +12,7 @@ from trainmaster.cli._home import HomeOption, locate
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="Folder that `trainmaster backup` wrote.")],
-    home: HomeOption = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that `trainmaster backup` wrote.")], home: HomeOption = None
 ) -> None:
     """Copy a backup into a home folder that has no database yet.
 

@@ -344,14 +344,9 @@ class HomeJobs(HomeQueue):
             audit.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
 
     def targets(self) -> tuple[KnownTarget, ...]:
-        from trainmaster.api.codec import fill
-        from trainmaster.api.targets import KnownTarget, TargetGrant
         from trainmaster.control import known_targets
 
-        return tuple(
-            fill(KnownTarget, shown, granted=tuple(fill(TargetGrant, one) for one in shown.granted))
-            for shown in known_targets.show(self.db)
-        )
+        return tuple(known_targets.show(self.db))
 
     def add_target(self, name: str, word: str) -> None:
         from trainmaster.cli._home import find_storage

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trainmaster.api.codec import fill
-from trainmaster.api.jobs import Transition, Transitions
+from trainmaster.api.jobs import Transitions
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import list_transitions
 
@@ -12,4 +11,4 @@ Page = Transitions
 
 def read(db: Database, job_id: str) -> Transitions:
     """Every transition of a job, in order."""
-    return Transitions(transitions=tuple(fill(Transition, row) for row in list_transitions(db, job_id)))
+    return Transitions(transitions=tuple(list_transitions(db, job_id)))

@@ -119,8 +119,7 @@ _ATTEMPTS = select(t.attempts).where(t.attempts.c.job_id == bindparam("job")).or
 
 def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
     """The attempts of a job, in their order."""
-    with db.read() as conn:
-        return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
+    return [_attempt(row) for row in db.mappings(_ATTEMPTS, {"job": job_id})]
 
 
 def find_last(db: Database, job_ids: Sequence[str]) -> dict[str, tuple[JobRow | None, AttemptRow | None]]:

@@ -24,8 +24,7 @@ def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, off
     query = select(t.audit).order_by(t.audit.c.id.desc()).limit(limit).offset(offset)
     if subject is not None:
         query = query.where(t.audit.c.subject == subject)
-    with db.read() as conn:
-        return [AuditEntry(**row) for row in conn.execute(query).mappings()]
+    return [AuditEntry(**row) for row in db.mappings(query)]
 
 
 def find_canceller(db: Database, job_id: str) -> str | None:
@@ -41,8 +40,8 @@ def find_canceller(db: Database, job_id: str) -> str | None:
 def find_set_canceller(db: Database, set_id: str) -> str | None:
     """The one who cancelled a set."""
     query = select(t.audit.c.who).where(t.audit.c.subject == f"set:{set_id}", t.audit.c.action == "set.cancel")
-    with db.read() as conn:
-        return conn.execute(query.order_by(t.audit.c.id.desc()).limit(1)).scalar()
+    who: str | None = db.scalar(query.order_by(t.audit.c.id.desc()).limit(1))
+    return who
 
 
 def list_origins(db: Database, job_ids: Sequence[str]) -> dict[str, str]:

@@ -41,8 +41,7 @@ _HEAD = select(*(t.jobs.c[item.name] for item in fields(JobHead))).where(t.jobs.
 
 def find_head(db: Database, job_id: str) -> JobHead | None:
     """A job without its spec."""
-    with db.read() as conn:
-        row = conn.execute(_HEAD, {"job": job_id}).mappings().first()
+    row = db.first(_HEAD, {"job": job_id})
     return JobHead(**row) if row is not None else None
 
 

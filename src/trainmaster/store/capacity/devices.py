@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from trainmaster.queueing.state import Assigned, Device, Kind, Share
 from trainmaster.store import tables as t
-from trainmaster.store.columns import fetch_at_once
+from trainmaster.store.columns import fetch_at_once, slices
 from trainmaster.store.database import Database
 
 _D = t.devices.c
@@ -78,8 +78,8 @@ def record(
             conn.execute(update(t.devices).where(here).values(used=stranger, machine=device.machine, seen_at=at))
     if new:
         conn.execute(insert(t.devices), new)
-    for first in range(0, len(same), 500):  # a thousand GPUs are listed every two seconds
-        seen = (_D.place == place) & _D.device.in_(same[first : first + 500])
+    for some in slices(same):  # a thousand GPUs are listed every two seconds
+        seen = (_D.place == place) & _D.device.in_(some)
         conn.execute(update(t.devices).where(seen).values(seen_at=at))
     for name, row in rows.items():
         here = (_D.place == place) & (_D.device == name)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from trainmaster.api.codec import fill
 from trainmaster.api.costs import CostPage, JobSpending
 from trainmaster.cli import _console
 from trainmaster.cli._views.sets import refuse_set
@@ -227,19 +228,8 @@ class ServerJobs:
             when = f"{month:%Y-%m}" if month is not None else None
             return self._client.spending(project=project, month=when, limit=limit)
         page, cost = self._client.job(job_id), self._client.job_cost(job_id)
-        line = JobSpending(
-            id=page.id,
-            name=page.name,
-            project=page.project,
-            status=page.status,
-            cents=cost.total.cents,
-            known_cents=cost.total.known_cents,
-            cents_per_hour=cost.cents_per_hour,
-            left_s=cost.left_s,
-            forecast_cents=cost.forecast_cents,
-            max_cost_cents=cost.max_cost_cents,
-            submitted_by=page.submitted_by,
-        )
+        of_job = {name: getattr(page, name) for name in ("id", "name", "project", "status", "submitted_by")}
+        line = fill(JobSpending, cost, **of_job, cents=cost.total.cents, known_cents=cost.total.known_cents)
         now = datetime.now(UTC)
         return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)
 

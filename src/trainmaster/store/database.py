@@ -92,6 +92,10 @@ class Database:
         with self.read() as conn:
             return conn.execute(query, values).mappings().all()
 
+    def rows(self, query: Executable, values: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        with self.read() as conn:
+            return conn.execute(query, values).all()
+
     def first(self, query: Executable, values: Mapping[str, Any] | None = None) -> RowMapping | None:
         with self.read() as conn:
             return conn.execute(query, values).mappings().first()

@@ -368,9 +368,8 @@ def last_data(db: Database, job_ids: Sequence[str], *, phase: str) -> dict[str, 
     """The data of the newest event of a phase, by job: one query, however long the streams are."""
     if not job_ids:
         return {}
-    with db.read() as conn:
-        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase}).all()
-        return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
+    rows = db.rows(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase})
+    return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
 
 
 def _event(row: RowMapping | dict[str, Any]) -> Event:

@@ -49,9 +49,8 @@ def search_heads(db: Database, word: str, *, limit: int = 20) -> list[tuple[str,
     """Id and name of jobs whose id begins with the word, or whose name it is; newest first."""
     j = t.jobs.c
     match = j.id.startswith(word, autoescape=True) | (j.name == word)
-    with db.read() as conn:
-        rows = conn.execute(select(j.id, j.name).where(match).order_by(j.created_at.desc(), j.id.desc()).limit(limit))
-        return [(row.id, row.name) for row in rows]
+    rows = db.rows(select(j.id, j.name).where(match).order_by(j.created_at.desc(), j.id.desc()).limit(limit))
+    return [(row.id, row.name) for row in rows]
 
 
 def may_resume(first: str) -> ColumnElement[bool]:

@@ -79,10 +79,8 @@ def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, off
     rows = where.join(t.check_results, (c.attempt == last.c.attempt) & (c.node == last.c.node))
     rows = rows.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     query = select(c.node, c.attempt, j.id, j.project, c.verdict, c.at).select_from(rows).order_by(c.node, c.id)
-    with db.read() as conn:
-        records = conn.execute(query).all()
     nodes: dict[str, list[tuple[str, str, str, str, datetime | None]]] = {}
-    for node, *rest in records:
+    for node, *rest in db.rows(query):
         nodes.setdefault(node, []).append(tuple(rest))
     return [_node(name, checks) for name, checks in nodes.items()]
 

@@ -162,8 +162,7 @@ def list_deliveries(
 def _list(db: Database, wanted: ColumnElement[bool], *, order: Any, limit: int) -> list[DeliveryRow]:
     query = select(t.deliveries, t.outbox).join(t.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
     delivery_columns, news_columns = [column.name for column in t.deliveries.c], [column.name for column in t.outbox.c]
-    with db.read() as conn:
-        rows = conn.execute(query.order_by(order).limit(limit)).all()
+    rows = db.rows(query.order_by(order).limit(limit))
     return [
         DeliveryRow(
             **dict(zip(delivery_columns, row, strict=False)),

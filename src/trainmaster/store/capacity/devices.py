@@ -128,9 +128,7 @@ def list_devices(db: Database, *, place: str | None = None) -> list[DeviceRow]:
 
 def list_shares(db: Database) -> Mapping[str, Share]:
     """What each project may have, where something is stated."""
-    with db.read() as conn:
-        rows = conn.execute(select(t.shares)).all()
-    return {row.project: Share(weight=row.weight, quota=row.quota) for row in rows}
+    return {row.project: Share(weight=row.weight, quota=row.quota) for row in db.rows(select(t.shares))}
 
 
 def count_held(conn: Connection) -> dict[str, int]:

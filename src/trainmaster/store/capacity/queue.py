@@ -173,8 +173,7 @@ def list_ids(db: Database, *, project: str | None = None) -> set[str]:
     """Ids of queued jobs, of one project or of all."""
     # As one text: ten thousand rows take longer to come through the driver than the database needs to find them.
     wanted = (*_QUEUED, *([_J.project == project] if project is not None else []))
-    with db.read() as conn:
-        text = conn.execute(select(func.aggregate_strings(_J.id, "\n")).where(*wanted)).scalar_one()
+    text = db.scalar(select(func.aggregate_strings(_J.id, "\n")).where(*wanted))
     return set(text.split("\n")) if text else set()
 
 
@@ -183,8 +182,7 @@ def list_queued(db: Database, *, ids: Collection[str] | None = None) -> list[Que
     query = select(_J.id, _J.project, _J.target, _J.lease_token.is_not(None)).where(*_QUEUED)
     few = ids is not None and len(ids) <= _FEW
     query = query.where(_J.id.in_(list(ids))) if ids is not None and few else query
-    with db.read() as conn:
-        found = [Queued(*row) for row in conn.execute(query.order_by(_SINCE, _J.id))]
+    found = [Queued(*row) for row in db.rows(query.order_by(_SINCE, _J.id))]
     return found if ids is None or few else [job for job in found if job.id in ids]
 
 

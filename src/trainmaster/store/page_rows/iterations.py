@@ -80,12 +80,10 @@ def list_evals(
 
 def count_epochs_by_iteration(db: Database, job_id: str) -> dict[int, int]:
     """How many epochs each iteration of a job has, by the iteration's id; one without any is not named."""
-    with db.read() as conn:
-        return {row[0]: row[1] for row in conn.execute(_EPOCH_COUNTS, {"job": job_id})}
+    return {row[0]: row[1] for row in db.rows(_EPOCH_COUNTS, {"job": job_id})}
 
 
 def list_iteration_numbers(db: Database, ids: Collection[int]) -> dict[int, int]:
     """The number of each of these iterations, by its id."""
     query = select(t.iterations.c.id, t.iterations.c.number).where(t.iterations.c.id.in_(set(ids)))
-    with db.read() as conn:
-        return {row[0]: row[1] for row in conn.execute(query)}
+    return {row[0]: row[1] for row in db.rows(query)}

@@ -119,9 +119,8 @@ def find_origin(db: Database, job_id: str, *, project: str) -> JobName | None:
     """The job that this one runs again, where it is there still."""
     first = audit.list_origins(db, [job_id]).get(job_id)
     j = t.jobs.c
-    with db.read() as conn:
-        row = conn.execute(select(j.id, j.name).where(j.id == first, j.project == project)).first() if first else None
-    return JobName(id=row[0], name=row[1]) if row is not None else None
+    row = db.first(select(j.id, j.name).where(j.id == first, j.project == project)) if first else None
+    return JobName(**row) if row is not None else None
 
 
 def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:
@@ -153,7 +152,6 @@ def count_found(
 ) -> dict[Status, int]:
     """How many of the jobs that `filter_jobs` lets through each status has."""
     each = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
-    with db.read() as conn:
-        rows = conn.execute(filter_jobs(each, status=None, project=project, word=word, by=by, name=name))
-        found: dict[str, int] = {row[0]: row[1] for row in rows}
+    rows = db.rows(filter_jobs(each, status=None, project=project, word=word, by=by, name=name))
+    found: dict[str, int] = {row[0]: row[1] for row in rows}
     return {status: found.get(status.value, 0) for status in Status}

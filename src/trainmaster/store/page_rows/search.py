@@ -111,5 +111,4 @@ def _of(query: Select[Any], project: str | None) -> Select[Any]:
 
 
 def _read_nodes(db: Database, query: Select[Any]) -> list[FoundNode]:
-    with db.read() as conn:
-        return [FoundNode(*row) for row in conn.execute(query)]
+    return [FoundNode(*row) for row in db.rows(query)]

@@ -13,8 +13,6 @@ from trainmaster.pages.parts.usage import sum_up
 from trainmaster.store import costs
 from trainmaster.store.database import Database
 
-Page = Budgets
-
 
 def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Budgets:
     """The budgets of one project, or all."""

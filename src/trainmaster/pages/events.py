@@ -7,8 +7,6 @@ from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
 
-Page = Events
-
 
 def read(
     db: Database,

@@ -24,8 +24,6 @@ MOST = 200  # jobs on one page
 _HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Page = GoodputPage
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booked:

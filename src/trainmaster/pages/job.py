@@ -32,9 +32,6 @@ _NO_FIGURES = Figures()
 _BATCH = 5_000  # events read at once
 
 
-Page = JobPage
-
-
 def read(
     db: Database, job_id: str, *, summary: RunSummary | None = None, now: datetime | None = None, scan: bool = True
 ) -> JobPage | None:

@@ -28,9 +28,6 @@ CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-Page = JobsPage
-
-
 def read(
     db: Database,
     *,

@@ -27,7 +27,6 @@ from trainmaster.store.nodes import NodeCheck
 if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry, Measured
 
-Page = MachinesPage
 _NO_PRICE = Price(None, None)
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _MOST = 50  # runs of each source
 
-Page = NodeHistory
-
 
 def read(
     db: Database,

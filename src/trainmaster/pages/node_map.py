@@ -29,8 +29,6 @@ MOST = 100  # nodes on one page: their findings are read whole
 _NEWEST = 500  # ended jobs whose machines are on the map although no check has seen them
 _BAD = (Verdict.FAIL, Verdict.ERROR)
 
-Page = NodeMap
-
 
 def read(
     db: Database,

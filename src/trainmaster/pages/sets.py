@@ -26,7 +26,6 @@ from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.runs import find_jobs
 
-Page = SetsPage
 _GONE, _SKIPPED = "its job was deleted", "will not run"
 _UNREADABLE = "its stored spec cannot be read by this version of Trainmaster"
 _COUNTED = {"": "waiting", _GONE: "deleted", _SKIPPED: "skipped"}  # trials without a job, by their message

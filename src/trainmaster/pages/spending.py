@@ -26,8 +26,6 @@ MONTHS = 6  # shown, the present one included
 _WAIT_S = 600.0  # a machine that waits longer for the others of its job is idle
 _BEFORE_WORK = (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING)
 
-Page = Spending
-
 
 def read(
     db: Database, *, project: str | None = None, month: datetime | None = None, now: datetime | None = None

@@ -109,9 +109,9 @@ class HomeJobs(HomeQueue):
         return compare.read_curve(self.db, job_id, metric="loss", points=points)
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]:
-        from trainmaster.pages import transitions
+        from trainmaster.store import jobs
 
-        return transitions.read(self.db, job_id).transitions
+        return tuple(jobs.list_transitions(self.db, job_id))
 
     def deliveries(self, job_id: str) -> tuple[Delivery, ...]:
         from trainmaster.pages import deliveries
@@ -313,9 +313,9 @@ class HomeJobs(HomeQueue):
                 audit.record(conn, who=_BY, action="budget.remove", subject=subject)
 
     def tokens(self) -> tuple[Token, ...]:
-        from trainmaster.pages import tokens
+        from trainmaster.store import tokens
 
-        return tokens.read(self.db).tokens
+        return tuple(tokens.list_tokens(self.db))
 
     def create_token(self, name: str, *, role: str, project: str | None) -> str:
         from trainmaster.core.roles import Role

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from trainmaster.api.access import Audit, Me, NewToken, Tokens
 from trainmaster.core.roles import Role
-from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
@@ -41,7 +40,8 @@ def list_tokens(
     db: dependencies.Db, who: dependencies.Admin, limit: dependencies.Limit = 200, offset: dependencies.Offset = 0
 ) -> Response:
     """Tokens by name, revoked ones too. Their secrets are not stored."""
-    return reply(tokens_page.read(db, project=who.project, limit=limit, offset=offset))
+    rows = tokens.list_tokens(db, project=who.project, limit=limit, offset=offset)
+    return reply(Tokens(tokens=tuple(rows)))
 
 
 @router.post("/tokens", response_model=NewToken, status_code=201)

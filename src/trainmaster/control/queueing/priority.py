@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainmaster import targets
-from trainmaster.control.submit import LOCAL
+from trainmaster.control.submit import LOCAL, known
 from trainmaster.core.config.queue import PRIORITIES
-from trainmaster.core.errors import Fault, JobMissing, NotWaiting, SpecError
+from trainmaster.core.errors import Fault, NotWaiting, SpecError
 from trainmaster.core.states import Stage
-from trainmaster.store import audit, jobs
+from trainmaster.store import audit
 from trainmaster.store.capacity import priority
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
@@ -18,7 +18,7 @@ def change(db: Database, job_id: str, word: str, *, by: str = LOCAL) -> JobRow:
 
     NotWaiting where it has its machines or is over, and where another queue decides; SpecError on an unknown word.
     """
-    job = _known(db, job_id)
+    job = known(db, job_id)
     if word not in PRIORITIES:
         message = f"{word!r:.80} is no priority of the server's queue; write one of {', '.join(PRIORITIES)}"
         raise SpecError([Fault(path="queue.priority", message=message)])
@@ -31,7 +31,7 @@ def change(db: Database, job_id: str, word: str, *, by: str = LOCAL) -> JobRow:
         if before not in (None, word):
             detail = {"from": before, "to": word}
             audit.record(conn, who=by, action="job.priority", subject=f"job:{job_id}", detail=detail)
-    job = _known(db, job_id)
+    job = known(db, job_id)
     if before is None:
         raise NotWaiting(_explain(job))
     return job
@@ -48,10 +48,3 @@ def _explain(job: JobRow) -> str:
     if job.cancel_requested:
         return f"job {job.id} is being cancelled; its priority decides nothing any more"
     return f"job {job.id} has its machines already; only the priority of a job that waits can be changed"
-
-
-def _known(db: Database, job_id: str) -> JobRow:
-    job = jobs.find_job(db, job_id)
-    if job is None:
-        raise JobMissing(f"there is no job {job_id}; `trainmaster jobs` lists them")
-    return job

@@ -14,7 +14,6 @@ from trainmaster.core.roles import Role
 from trainmaster.store import audit, tokens
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import Body, group, reply
 
@@ -47,7 +46,7 @@ def list_tokens(
 @router.post("/tokens", response_model=NewToken, status_code=201)
 def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Create a token. Its secret is only in this answer. 409 if the name was used before."""
-    _need_all_of(who, wish.project)
+    dependencies.need_all_of(who, wish.project)
     token = issue(db, wish, by=who.name)
     return reply(NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
 
@@ -99,10 +98,3 @@ def list_audit(
     """Audit trail, newest first."""
     rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
     return reply(Audit(entries=tuple(rows), limit=limit, offset=offset))
-
-
-def _need_all_of(who: Caller, project: str | None) -> None:
-    """Refuse a token with more rights than its creator has."""
-    if project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
-    need(who, Role.ADMIN, project=project)

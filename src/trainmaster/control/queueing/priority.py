@@ -8,7 +8,7 @@ from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.errors import Fault, NotWaiting, SpecError
 from trainmaster.core.states import Stage
 from trainmaster.store import audit
-from trainmaster.store.capacity import priority
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
@@ -27,7 +27,7 @@ def change(db: Database, job_id: str, word: str, *, by: str = LOCAL) -> JobRow:
         message = f"job {job_id} is of {name}, whose jobs do not wait in the server's own queue: cancel it, and submit"
         raise NotWaiting(f"{message} it again with queue.priority={word}")
     with db.write() as conn:
-        before = priority.set_priority(conn, job_id, word)
+        before = queue.set_priority(conn, job_id, word)
         if before not in (None, word):
             detail = {"from": before, "to": word}
             audit.record(conn, who=by, action="job.priority", subject=f"job:{job_id}", detail=detail)

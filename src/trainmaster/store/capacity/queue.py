@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, bindparam, func, or_, select, type_coerce, update
 
-from trainmaster.core.config.queue import PRIORITIES
+from trainmaster.core.config.queue import PRIORITIES, Queue
 from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import JobSpec
@@ -255,6 +255,24 @@ def set_reason(conn: Connection, job_id: str, reason: str) -> None:
     """Why a queued job waits, as its message."""
     queued = (_J.id == job_id) & (_J.stage == Stage.QUEUED.value) & _J.cancel_requested.is_(False)
     conn.execute(update(t.jobs).where(queued).values(message=reason))
+
+
+def set_priority(conn: Connection, job_id: str, word: str) -> str | None:
+    """The priority that a queued job had before; None where it is not queued or is to be cancelled: nothing changed.
+
+    It is in the stored spec, where all who read the queue find it. The row is held: a reconciler that places the job
+    meanwhile has either done so before, or waits for this change.
+    """
+    query = select(_J.spec, _J.stage, _J.cancel_requested).where(_J.id == job_id).with_for_update()
+    row = conn.execute(query).first()
+    if row is None or row.stage != Stage.QUEUED.value or row.cancel_requested:
+        return None
+    stated = row.spec.get("queue") or {}
+    before: str = stated.get("priority", Queue().priority)
+    if before != word:
+        spec = {**row.spec, "queue": {**stated, "priority": word}}
+        conn.execute(update(t.jobs).where(_J.id == job_id).values(spec=spec))
+    return before
 
 
 def list_words(db: Database) -> list[str]:

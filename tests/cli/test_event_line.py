@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainmaster.cli._views.event_line import describe
+from trainmaster.cli.jobs.events import describe
 
 
 def finding(verdict: str, reason: str, device: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pages import samples
+from trainmaster.api.jobs import JobPage
 from trainmaster.core.errors import UsageError
 from trainmaster.core.events import Event
 from trainmaster.core.plan import ExitRecord, Plan
@@ -112,7 +113,7 @@ def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:
 
 def test_a_page_from_a_folder_is_a_page(tmp_path: Path) -> None:
     page = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
-    assert {field.name for field in dataclasses.fields(page)} == {field.name for field in dataclasses.fields(job.Page)}
+    assert {field.name for field in dataclasses.fields(page)} == {field.name for field in dataclasses.fields(JobPage)}
 
 
 def test_iterations_epochs_and_evaluations_of_a_bare_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage, Status
 from trainmaster.store import jobs
 from trainmaster.store import tables as t
-from trainmaster.store.capacity.priority import set_priority
+from trainmaster.store.capacity.queue import set_priority
 from trainmaster.store.database import Database
 
 from .rows import AT, JOB

@@ -14,7 +14,7 @@ from trainmaster.queueing.state import Device, Need
 from trainmaster.store import attempts, jobs
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import devices, order, queue
-from trainmaster.store.capacity.suspect import LASTS, find_suspects
+from trainmaster.store.capacity.order import LASTS, find_suspects
 from trainmaster.store.database import Database
 
 NOW = datetime(2026, 11, 19, 5, 0, tzinfo=UTC)

@@ -13,7 +13,7 @@ from trainmaster.control import budget
 from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.states import Status
 from trainmaster.store import goodput, jobs, spending, workdirs
-from trainmaster.store.capacity import queue, sets
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import runs
 
@@ -30,7 +30,6 @@ def test_every_query_leaves_it_out(kind: str, any_db: Database) -> None:
     assert [job.id for job in jobs.list_jobs(any_db, limit=1)] == [good]  # a page of nothing but the other goes on
     assert [job.id for job in jobs.search_jobs(any_db, "llama-trial")] == [good]
     assert [job.id for job in runs.find_jobs(any_db, both)] == [good]
-    assert [*sets.list_jobs(any_db, both)] == [good]
     assert queue.find_unreadable(any_db, both) == {bad}
     assert good in queue.list_rows(any_db, both)
     with any_db.read() as conn:

@@ -17,8 +17,8 @@ _FINAL = frozenset(word.value for word in Status if word.final)  # text too: a w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobLine:
-    """One job in the list. Figures are those of its last STEP event; null before the first."""
+class _AnyJob:
+    """What a line, a row and a page say of a job."""
 
     id: str
     name: str
@@ -28,6 +28,16 @@ class JobLine:
     stage: Stage | None
     reason: Reason | None
     message: str
+
+    @property
+    def final(self) -> bool:
+        return self.status in _FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine(_AnyJob):
+    """One job in the list. Figures are those of its last STEP event; null before the first."""
+
     attempts: int
     step: int | None
     steps: int | None
@@ -49,10 +59,6 @@ class JobLine:
     resume_from: str | None = None  # the job that began its run, where it goes on with checkpoints
     again_of: str | None = None  # the job that it runs again, from the beginning
     loss_text: str | None = None  # NaN, Infinity or -Infinity, where its last loss is no number
-
-    @property
-    def final(self) -> bool:
-        return self.status in _FINAL
 
     @property
     def spent_cents(self) -> Cents | None:
@@ -78,17 +84,9 @@ class JobsPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(_AnyJob):
     """The row of a job. Its page, `GET /v1/training/jobs/{uuid}`, adds the results."""
 
-    id: str
-    name: str
-    project: str
-    target: str
-    status: Status
-    stage: Stage | None
-    reason: Reason | None
-    message: str
     attempts: int
     cancel_requested: bool
     created_at: datetime
@@ -104,10 +102,6 @@ class Job:
     uuid: str | None = None  # id, project and ended_at under the names that earlier programs read
     project_id: str | None = None
     completed_at: datetime | None = None
-
-    @property
-    def final(self) -> bool:
-        return self.status in _FINAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,17 +159,9 @@ class JobMachine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
+class JobPage(_AnyJob):
     """Everything the page of one job shows."""
 
-    id: str
-    name: str
-    project: str
-    target: str
-    status: Status
-    stage: Stage | None
-    reason: Reason | None
-    message: str
     action: str | None  # what to do next, where the job did not end well
     cancel_requested: bool
     created_at: datetime | None
@@ -201,10 +187,6 @@ class JobPage:
     project_id: str | None = None
     completed_at: datetime | None = None
     version: str  # of the program that made it
-
-    @property
-    def final(self) -> bool:
-        return self.status in _FINAL
 
     @property
     def careful(self) -> str | None:

@@ -6,6 +6,8 @@ both consoles replace control characters in everything they print.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sys
 from datetime import UTC, datetime
@@ -21,7 +23,7 @@ from trainmaster.core.errors import SpecError, TrainmasterError
 from trainmaster.core.schema import to_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from rich.table import Table
 
@@ -71,6 +73,16 @@ def table(*titles: str, right: Collection[str] = (), fold: bool = False) -> Tabl
     for title in titles:
         made.add_column(title, justify="right" if title in right else "left", overflow="fold" if fold else "ellipsis")
     return made
+
+
+@contextlib.contextmanager
+def byte_bar(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, in bytes; the block is given the function that moves it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as bar:
+        yield functools.partial(bar.advance, bar.add_task(what, total=size_bytes))
 
 
 def as_json(value: object) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,12 +63,19 @@ def is_new(home: Path | None) -> bool:
     return not os.environ.get(DATABASE) and not (locate(home) / DATABASE_FILE).exists()
 
 
+@contextlib.contextmanager
+def needing(what: str, extra: str = "server") -> Iterator[None]:
+    """MissingExtra where a package that the block imports is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(what, extra) from missing
+
+
 def open_home(home: Path | None) -> tuple[Path, Database]:
     """The home folder and its database, created where missing."""
-    try:
+    with needing("the control plane"):
         from trainmaster.store.migrate import open_database
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("the control plane", "server") from missing
     folder = locate(home)
     os.environ[HOSTS] = str(folder / "hosts")
     url = os.environ.get(DATABASE)

@@ -13,7 +13,7 @@ from pathlib import Path
 from trainmaster.control import budget, maintain
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER, run
-from trainmaster.storage import open_store
+from trainmaster.storage import Store, open_store
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 
@@ -31,21 +31,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.home.mkdir(parents=True, exist_ok=True)
     db = open_database(os.environ.get(DATABASE_VARIABLE) or options.home / DATABASE_FILE)
     try:
-        asyncio.run(_until_told(db, options.home, storage=options.storage, tick_s=options.tick_s))
+        storage = open_store(options.storage or options.home / STORAGE_FOLDER)
+        asyncio.run(drive(db, options.home, storage, tick_s=options.tick_s))
     finally:
         db.close()
 
 
-async def _until_told(db: Database, home: Path, *, storage: str | None, tick_s: float) -> None:
+async def drive(db: Database, home: Path, storage: Store, *, tick_s: float) -> None:
+    """Drive the jobs until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    store = open_store(storage or home / STORAGE_FOLDER)
-    async with asyncio.TaskGroup() as tasks:  # if one of them dies, so does this process, and whoever runs it sees that
-        tasks.create_task(run(db, home, stop=stop, tick_s=tick_s, storage=store))
+    # One that dies takes the others with it: a worker that counts no money must not go on spending it.
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(db, home, stop=stop, tick_s=tick_s, storage=storage))
         tasks.create_task(budget.run(db, stop=stop, home=home))
         tasks.create_task(outbox.run(db, home, stop=stop))
-        tasks.create_task(maintain.run(db, home, store, stop=stop))
+        tasks.create_task(maintain.run(db, home, storage, stop=stop))
 
 
 if __name__ == "__main__":

@@ -63,10 +63,7 @@ class Clock:
     ) -> None:
         self._wall, self._steady = wall, steady
         self._folder = home / FOLDER if home is not None else None
-        self._host, self._pid = (
-            host if host is not None else socket.gethostname(),
-            pid if pid is not None else os.getpid(),
-        )
+        self._host, self._pid = host or socket.gethostname(), pid if pid is not None else os.getpid()
         self._boot = boot if boot is not None else _boot_id()
         self._steps: list[Step] = []
         self._offset_s = wall() - steady()
@@ -142,13 +139,8 @@ class Clock:
     def _save(self) -> bool:
         if self._folder is None:
             return False
-        text = json.dumps(
-            {
-                "boot": self._boot,
-                "offset_s": self._offset_s,
-                "steps": [[step.expected_s, step.found_s] for step in self._steps],
-            }
-        )
+        steps = [[step.expected_s, step.found_s] for step in self._steps]
+        text = json.dumps({"boot": self._boot, "offset_s": self._offset_s, "steps": steps})
         with contextlib.suppress(OSError):  # a full disk must not stop the clock
             self._folder.mkdir(mode=0o700, exist_ok=True)
             write_whole(self._folder / f"{self._host}.{self._pid}.json", text + "\n", durable=False, mode=0o600)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from trainmaster import targets
+from trainmaster.api.targets import KnownTarget, TargetGrant
 from trainmaster.core.errors import AccessRefused, TrainmasterError, UsageError
 from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec
@@ -38,26 +37,6 @@ _ADVICE_ON_PYTHON = (
     "your own machine: `trainmaster serve --trust-jobs` needs no grant"
 )
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """A project that may use a target, and as which account; `fault` says why that is not possible now."""
-
-    project: str
-    user: str | None
-    account: str
-    fault: str
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A target and its projects, without what its settings hold."""
-
-    name: str
-    word: str
-    granted: tuple[Granted, ...]
 
 
 def find_word(conn: Connection, spec: JobSpec) -> str:
@@ -170,7 +149,8 @@ def grant(db: Database, name: str, project: str, *, user: str | None, by: str) -
     identity = _identify(targets.spell(word, user), name)
     for other, account in _accounts(db):
         same = account is not None and mine.is_shared_with(account)
-        if other.project != project and (same or _is_one_account(identity, other.identity or {})):
+        same = same or bool({*identity.values()} & {*(other.identity or {}).values()})
+        if other.project != project and same:
             raise UsageError(
                 f"{name}: {mine.name} is the account of project {other.project} on {other.target}; two projects with "
                 "one account could read and end each other's jobs: give each its own"
@@ -190,7 +170,7 @@ def revoke(db: Database, name: str, project: str, *, by: str) -> None:
         audit.record(conn, who=by, action="target.revoke", subject=f"target:{name}", detail=detail)
 
 
-def show(db: Database, name: str | None = None) -> list[Shown]:
+def show(db: Database, name: str | None = None) -> list[KnownTarget]:
     """Targets that are known or granted, by name: all, or one. UsageError where there is no such one."""
     with db.read() as conn:
         words = {known.name: known.word for known in known_targets.list_targets(conn)}
@@ -199,7 +179,7 @@ def show(db: Database, name: str | None = None) -> list[Shown]:
     if name is not None and name not in words:
         raise _unknown(name)
     return [
-        Shown(name=each, word=word, granted=tuple(_describe(word, one) for one in grants if one.target == each))
+        KnownTarget(name=each, word=word, granted=tuple(_describe(word, one) for one in grants if one.target == each))
         for each, word in sorted(words.items())
         if name in (None, each)
     ]
@@ -221,10 +201,6 @@ def _identify(word: str, name: str) -> dict[str, str]:
     return found
 
 
-def _is_one_account(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
-    return bool(set(one.values()) & set(other.values()))
-
-
 def _find_unasked(word: str, account: Account, granted: Grant) -> str:
     """Why it is not known whose account this is: nobody asked, or the settings name other machines by now."""
     if account.alone or not targets.identifies(word):
@@ -235,17 +211,16 @@ def _find_unasked(word: str, account: Account, granted: Grant) -> str:
     return f"{', '.join(new[:3])} was not there when it was granted; grant it again" if new else ""
 
 
-def _describe(word: str, granted: Grant) -> Granted:
-    account, fault = None, ""
+def _describe(word: str, granted: Grant) -> TargetGrant:
+    account, fault, spelled = None, "", targets.spell(word, granted.user)
     try:
-        account = _ask(targets.spell(word, granted.user), granted.target)
-        spelled = targets.spell(word, granted.user)
+        account = _ask(spelled, granted.target)
         fault = "" if account is None else account.server or _find_unasked(spelled, account, granted)
     except UsageError as error:
         fault = str(error)
     name = account.name if account is not None else ""
     note = account.note if account is not None else ""
-    return Granted(project=granted.project, user=granted.user, account=name, fault=fault, note=note)
+    return TargetGrant(project=granted.project, user=granted.user, account=name, fault=fault, note=note)
 
 
 def _accounts(db: Database) -> list[tuple[Grant, Account | None]]:

@@ -47,13 +47,8 @@ def build(job: JobRow, storage_url: str) -> dict[str, str]:
 def _dump_own(own: dict[str, Any], job: JobRow) -> str:
     """The first parts of the file. Of jobs that differ in id and time alone they differ in these words alone."""
     text, at = json.dumps(own), job.created_at.isoformat()
-    if (
-        len(text) >= _SHORT
-        or not _ID.fullmatch(job.id)
-        or not _TIME.fullmatch(at)
-        or _NO_ID in text
-        or _NO_TIME in text
-    ):
+    told = _ID.fullmatch(job.id) and _TIME.fullmatch(at) and _NO_ID not in text and _NO_TIME not in text
+    if len(text) >= _SHORT or not told:
         return _dump(own)
     alike = _dump_alike(text.replace(job.id, _NO_ID).replace(at, _NO_TIME))
     return alike.replace(_NO_ID, job.id).replace(_NO_TIME, at)

@@ -109,8 +109,4 @@ def _tell(db: Database, machine: Unwanted) -> None:
     assert job is not None and label is not None
     text = f"{instance.id} ({instance.kind}) is still listed although {machine.why}; it is terminated again"
     with db.write() as conn:
-        put_job_news(conn, job, "instance.leaked", about=instance.id, message=text, at=_now())
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
+        put_job_news(conn, job, "instance.leaked", about=instance.id, message=text, at=datetime.now(UTC))

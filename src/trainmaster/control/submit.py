@@ -90,7 +90,7 @@ def submit_once(
             audit.record(conn, who=by, action="job.submit", subject=f"job:{job_id}", detail=detail)
             if within is not None:
                 within(conn, job_id)
-    return _known(db, job_id), new
+    return known(db, job_id), new
 
 
 def check_only(db: Database, spec: JobSpec, *, key: str | None = None) -> None:
@@ -146,7 +146,7 @@ def resume(
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of one that is over, which goes on with what that one saved; and whether it is new."""
     # What it waited for is over: neither of the two waits for that again.
-    spec = replace(_known(db, job_id).spec, resume_from=job_id, after=After())
+    spec = replace(known(db, job_id).spec, resume_from=job_id, after=After())
     return submit_once(db, spec, key=key, load=load, by=by)
 
 
@@ -154,7 +154,7 @@ def run_again(
     db: Database, job_id: str, *, key: str | None = None, load: Callable[[str], Target] = targets.load, by: str = LOCAL
 ) -> tuple[JobRow, bool]:
     """A new job with the spec of another one, from the beginning; and whether it is new."""
-    spec = replace(_known(db, job_id).spec, resume_from=None, after=After())
+    spec = replace(known(db, job_id).spec, resume_from=None, after=After())
     return submit_once(db, spec, key=key, load=load, by=by, again_of=job_id)
 
 
@@ -241,7 +241,7 @@ def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow | JobHead:
     """
     accepted = request_cancel(db, job_id, by=by)
     try:
-        job: JobRow | JobHead = _known(db, job_id)
+        job: JobRow | JobHead = known(db, job_id)
     except JobUnreadable:
         if (head := find_head(db, job_id)) is None:
             raise
@@ -260,7 +260,7 @@ def request_cancel(db: Database, job_id: str, *, by: str = LOCAL) -> bool:
     return accepted
 
 
-def _known(db: Database, job_id: str) -> JobRow:
+def known(db: Database, job_id: str) -> JobRow:
     job = jobs.find_job(db, job_id)
     if job is None:
         raise JobMissing(f"there is no job {job_id}; `trainmaster jobs` lists them")

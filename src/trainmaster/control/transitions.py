@@ -6,6 +6,7 @@ Every change here goes through `Plane.apply`, and through the two doors of store
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from trainmaster.control.context import Context
@@ -80,10 +81,11 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
     if job.cancel_requested or reason is Reason.USER_CANCELLED:
         return await end_job(context, job, Status.CANCELLED, Reason.USER_CANCELLED, message)
     assert reason is not None, "an attempt that did not succeed has a reason"
+    tried = await asyncio.to_thread(attempts.list_attempts, context.db, job.id)
     may_retry = job.spec.limits.retry.get(reason.value)
     if may_retry is None:
-        may_retry = reason.rule.retry or (reason.rule.by_progress and await _goes_on_saving(context, job))
-    unsent = await _count_unsent(context, job)
+        may_retry = reason.rule.retry or (reason.rule.by_progress and await _goes_on_saving(context, tried))
+    unsent = sum(bool((each.handle or {}).get("unsent")) for each in tried)
     preempted = await asyncio.to_thread(queue.count_preempted, context.db, job.id)
     free = min(unsent, UNSENT) + await count_rerolls(context, job) + preempted
     if not may_retry or unsent == job.attempts or job.attempts - free >= job.spec.limits.attempts:
@@ -108,10 +110,9 @@ async def finish_attempt(context: Context, job: JobRow, attempt: AttemptRow, mes
 _FRUITLESS = 2  # attempts in a row without a new checkpoint: then a failure of the program is believed
 
 
-async def _goes_on_saving(context: Context, job: JobRow) -> bool:
+async def _goes_on_saving(context: Context, tried: Sequence[AttemptRow]) -> bool:
     """Whether one of the last attempts saved something: what failed then was not the program from its start."""
-    tried = (await asyncio.to_thread(attempts.list_attempts, context.db, job.id))[-_FRUITLESS:]
-    return any([await asyncio.to_thread(_has_saved, context.db, attempt) for attempt in tried])
+    return any([await asyncio.to_thread(_has_saved, context.db, attempt) for attempt in tried[-_FRUITLESS:]])
 
 
 def _has_saved(db: Database, attempt: AttemptRow) -> bool:
@@ -123,11 +124,6 @@ def _has_saved(db: Database, attempt: AttemptRow) -> bool:
 # Attempts of which nothing was sent, because a key or credentials are missing here, do not count towards
 # limits.attempts, so often: with the rests between them that is half a day. A job that never began ends at once.
 UNSENT = 50
-
-
-async def _count_unsent(context: Context, job: JobRow) -> int:
-    tried = await asyncio.to_thread(attempts.list_attempts, context.db, job.id)
-    return sum(bool((attempt.handle or {}).get("unsent")) for attempt in tried)
 
 
 # A rented machine that was bad before the workload began does not count towards limits.attempts, so often.
@@ -170,9 +166,8 @@ def move(
     if not jobs.advance(conn, job.id, seen=job.stage, to=to, at=at, reason=reason, message=message):
         return False
     if to is Stage.RUNNING:
-        put_job_news(
-            conn, job, "job.started", status=Status.RUNNING, at=at
-        )  # once: the next attempt is told as a retry
+        # Once: the next attempt is told as a retry.
+        put_job_news(conn, job, "job.started", status=Status.RUNNING, at=at)
     return True
 
 

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from trainmaster.control import failpoints
+from trainmaster.control import failpoints, quotas
 from trainmaster.core.errors import Damaged, Fault, OverQuota, SpecError, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.plan import WORK_FOLDER
@@ -96,13 +96,8 @@ def put_workdir(db: Database, storage: Store, project: str, sha256: str, chunks:
     for file in manifest.files:
         if any(blobs[chunk].size_bytes != size for chunk, size in file.chunk_sizes() if chunk in blobs):
             raise SpecError([Fault(path="files", message=f"{file.path!r:.200}: its chunks have other sizes")])
-    row = WorkdirRow(
-        project=project,
-        sha256=sha256,
-        manifest=tuple(chunks),
-        files=len(manifest.files) + len(manifest.links),
-        size_bytes=manifest.size_bytes,
-    )
+    files, size_bytes = len(manifest.files) + len(manifest.links), manifest.size_bytes
+    row = WorkdirRow(project=project, sha256=sha256, manifest=tuple(chunks), files=files, size_bytes=size_bytes)
     needed = {*sizes, *chunks}
     with db.write() as conn:
         # Counted in the transaction that records the snapshot: a sweep may have run since they were looked for.
@@ -204,13 +199,7 @@ def sweep(db: Database, storage: Store, *, now: datetime | None = None) -> int:
 
 def read_quota_bytes(text: str | None) -> int:
     """Bytes of working folders that a project may have in storage."""
-    try:
-        gib = float(text) if text else _QUOTA_GIB
-    except ValueError:
-        gib = 0.0
-    if not 0 < gib < 1e6:
-        raise UsageError(f"{QUOTA_VARIABLE}: {text!r} is no number of GiB; write for example 20, or unset it")
-    return int(gib * (1 << 30))
+    return int(quotas.read_limit(text, variable=QUOTA_VARIABLE, default=_QUOTA_GIB))
 
 
 def _check_digests(digests: Collection[str]) -> None:

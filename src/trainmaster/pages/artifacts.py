@@ -8,8 +8,6 @@ from trainmaster.api.files import Artifact, Artifacts
 from trainmaster.store import artifacts
 from trainmaster.store.database import Database
 
-Page = Artifacts
-
 
 def read(db: Database, job_id: str) -> Artifacts:
     """Every stored file of a job: project file, logs, events, outputs."""

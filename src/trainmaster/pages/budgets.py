@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from trainmaster import targets
+from trainmaster.api.codec import fill
 from trainmaster.api.costs import Budget, Budgets, Cost
 from trainmaster.pages.job_cost import cost
 from trainmaster.pages.parts.usage import sum_up
 from trainmaster.store import costs
 from trainmaster.store.database import Database
-
-Page = Budgets
 
 
 def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Budgets:
@@ -33,11 +32,4 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
 
 def _budget(row: costs.BudgetRow, spent: Cost) -> Budget:
     period: Literal["total", "month"] = "month" if row.period == "month" else "total"
-    return Budget(
-        project=row.project,
-        period=period,
-        cap_cents=row.cap_cents,
-        spent=spent,
-        created_at=row.created_at,
-        warned_at=row.warned_at,
-    )
+    return fill(Budget, row, period=period, spent=spent)

@@ -12,8 +12,6 @@ from trainmaster.pages.parts import preflights
 from trainmaster.store import nodes
 from trainmaster.store.database import Database
 
-Page = Checks
-
 
 def read(db: Database, job_id: str) -> Checks:
     """Every pre-flight check of a job."""

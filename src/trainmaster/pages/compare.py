@@ -31,8 +31,6 @@ _NOT_DRAWN = frozenset({"step", "steps", "epoch", "iteration", "rank"})
 ABSENT = "–"
 _to_text = json.JSONEncoder(ensure_ascii=False).encode  # made once: 200 specs have some 30,000 fields
 
-Page = Comparison
-
 
 def read(
     db: Database,

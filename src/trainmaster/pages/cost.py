@@ -28,8 +28,6 @@ MOST = 200  # jobs on one page
 _AT_ONCE = 500  # ids in one query
 _NOTHING = ClosedSums(projects={}, dearest={}, others={})
 
-Page = CostPage
-
 
 def read(
     db: Database,

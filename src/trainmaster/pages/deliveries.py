@@ -9,8 +9,6 @@ from trainmaster.api.webhooks import Deliveries, Delivery
 from trainmaster.store.database import Database
 from trainmaster.store.outbox import DeliveryRow, list_deliveries
 
-Page = Deliveries
-
 
 def read(
     db: Database,

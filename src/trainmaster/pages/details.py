@@ -9,8 +9,6 @@ from trainmaster.store import jobs
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import iterations
 
-Page = Details
-
 
 def read(db: Database, job_id: str) -> Details | None:
     """The iterations of a job; None if there is no such job."""

@@ -7,8 +7,6 @@ from trainmaster.core.plan import EVENTS_FILE, node_file
 from trainmaster.store.database import Database
 from trainmaster.store.events import list_events
 
-Page = Events
-
 
 def read(
     db: Database,
@@ -25,7 +23,4 @@ def read(
     """
     rows = list_events(db, job_id, phase=phase, after=after, limit=limit, stream=node_file(EVENTS_FILE, node))
     following = rows[-1].cursor if rows else after
-    return Events(
-        events=tuple(rows),
-        next="{}:{}".format(*following) if following is not None else None,
-    )
+    return Events(events=tuple(rows), next="{}:{}".format(*following) if following is not None else None)

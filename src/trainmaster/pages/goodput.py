@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
+from trainmaster.api.codec import fill
 from trainmaster.api.goodput import BinLine, Goodput, GoodputPage, GoodputSum, JobGoodput
 from trainmaster.core.money.cost import Window, month_of
 from trainmaster.core.money.goodput.bins import Bin
@@ -22,8 +23,6 @@ from trainmaster.store.goodput import JobHistory
 MOST = 200  # jobs on one page
 _HOUR_US = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-Page = GoodputPage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +123,9 @@ def job_goodput(booked: Booked, *, month: str | None = None) -> JobGoodput:
     notes = list(ledger.notes)
     if not job.priced:
         notes.append("no money: no price is known (resources.price_per_hour in the spec, or the target's)")
-    return JobGoodput(
-        id=job.id,
-        name=job.name,
-        project=job.project,
-        target=job.target,
-        status=job.status,
+    return fill(
+        JobGoodput,
+        job,
         gpus=ledger.gpus,
         month=month,
         started_at=moment_of(ledger.start),
@@ -148,28 +144,18 @@ def shape(tally: Tally) -> Goodput:
     """A tally as an answer."""
     whole = tally.total_us
     priced = tally.jobs > tally.unpriced_jobs
-    return Goodput(
-        bins=tuple(
-            BinLine(
-                bin=bin_.value,
-                gpu_us=us,
-                gpu_hours=us / _HOUR_US,
-                share=us / whole if whole else 0.0,
-                cents=tally.cents[bin_] if priced else None,
-            )
-            for bin_, us in tally.gpu_us.items()
-        ),
-        gpu_us=whole,
-        gpu_hours=whole / _HOUR_US,
-        ettr=tally.ettr,
-        ettr_most=tally.ettr_most,
-        scheduling=tally.scheduling,
-        runtime=tally.runtime,
-        program=tally.program,
-        mpg=tally.mpg,
-        cents=sum(tally.cents[bin_] for bin_ in Bin) if priced else None,
-        unpriced_jobs=tally.unpriced_jobs,
+    bins = tuple(
+        BinLine(
+            bin=bin_.value,
+            gpu_us=us,
+            gpu_hours=us / _HOUR_US,
+            share=us / whole if whole else 0.0,
+            cents=tally.cents[bin_] if priced else None,
+        )
+        for bin_, us in tally.gpu_us.items()
     )
+    cents = sum(tally.cents[bin_] for bin_ in Bin) if priced else None
+    return fill(Goodput, tally, bins=bins, gpu_us=whole, gpu_hours=whole / _HOUR_US, cents=cents)
 
 
 def kind_of(target: str) -> str:

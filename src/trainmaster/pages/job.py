@@ -23,16 +23,13 @@ from trainmaster.store import audit, jobs
 from trainmaster.store.attempts import list_attempts
 from trainmaster.store.database import Database
 from trainmaster.store.events import measure_recovery_s, scan_events
-from trainmaster.store.nodes import list_checked
+from trainmaster.store.nodes import list_checked, nodes_of
 from trainmaster.store.page_rows.runs import find_in_run, find_origin
 from trainmaster.store.rows import AttemptRow, JobRow
 
 _NO_FIGURES = Figures()
 
 _BATCH = 5_000  # events read at once
-
-
-Page = JobPage
 
 
 def read(
@@ -181,7 +178,7 @@ def _attempt(row: AttemptRow, recovered_s: float | None = None) -> Attempt:
         started_at=row.started_at,
         ended_at=row.ended_at,
         recovered_s=recovered_s,
-        machines=_machines(row.handle),
+        machines=nodes_of(row.handle),
         price_cents_per_hour=row.price_cents_per_hour,
     )
 
@@ -200,16 +197,10 @@ def _action(job: JobRow) -> str | None:
     return action
 
 
-def _machines(handle: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Names of the machines of an attempt. The rest of a handle is the target's own."""
-    nodes = (handle or {}).get("nodes")
-    return tuple(str(name) for name in nodes) if isinstance(nodes, list) else ()
-
-
 def _list_machines(db: Database, newest: AttemptRow, *, released: bool) -> tuple[JobMachine, ...]:
     """The machines that the target has named; else those on which checks of the attempt ran."""
     checked = list_checked(db, newest.id)
-    names = _machines(newest.handle) or checked
+    names = nodes_of(newest.handle) or checked
     return tuple(JobMachine(name=name, has_page=not released or name in checked) for name in names)
 
 

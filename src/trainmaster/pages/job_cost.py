@@ -11,8 +11,6 @@ from trainmaster.store import costs, jobs
 from trainmaster.store.capacity import eta
 from trainmaster.store.database import Database
 
-Page = JobCost
-
 
 def read(db: Database, job_id: str, *, now: datetime | None = None) -> JobCost | None:
     """The cost of a job; None if there is no such job."""

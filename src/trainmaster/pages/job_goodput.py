@@ -12,8 +12,6 @@ from trainmaster.store import costs
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import find_job
 
-Page = JobGoodput
-
 
 def read(db: Database, job_id: str, *, month: datetime | None = None, now: datetime | None = None) -> JobGoodput | None:
     """The ledger of a job; None if there is no such job."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from trainmaster.api.codec import fill
 from trainmaster.api.jobs import JobLine, JobsPage
 from trainmaster.core.ids import UUID_PATTERN
 from trainmaster.core.states import Status
@@ -25,9 +26,6 @@ MOST = 200  # jobs on one page
 SORTED = 500  # the newest, of a list that is sorted by a figure: no index has one
 CURSOR = rf"\d{{1,17}}:{UUID_PATTERN}"  # microseconds since 1970, and the id of the job
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-Page = JobsPage
 
 
 def read(
@@ -115,8 +113,11 @@ def lines(db: Database, rows: Sequence[JobRow], *, now: datetime) -> tuple[JobLi
     prices = list_prices(db, [row.id for row in rows])
     origins = audit.list_origins(db, [row.id for row in rows])
     return tuple(
-        replace(
-            _line(row, steps.get(row.id, {}), costs[row.id], machines.get(row.id, ())),
+        _line(
+            row,
+            steps.get(row.id, {}),
+            costs[row.id],
+            machines=machines.get(row.id, ()),
             price_cents_per_hour=prices[row.id].cents_per_hour,
             again_of=origins.get(row.id),
         )
@@ -133,18 +134,12 @@ def _parse_cursor(text: str) -> tuple[datetime, str]:
     return _EPOCH + timedelta(microseconds=int(created)), job_id
 
 
-def _line(row: JobRow, data: Mapping[str, Any], cost: Figures, machines: tuple[str, ...] = ()) -> JobLine:
+def _line(row: JobRow, data: Mapping[str, Any], cost: Figures, **more: Any) -> JobLine:
     step, steps = whole(data, "step"), row.spec.train.steps if row.spec.train else None
-    return JobLine(
-        id=row.id,
-        name=row.name,
-        project=row.project,
+    return fill(
+        JobLine,
+        row,
         target=row.spec.target,
-        status=row.status,
-        stage=row.stage,
-        reason=row.reason,
-        message=row.message,
-        attempts=row.attempts,
         step=step,
         steps=steps,
         progress=progress(step, steps),
@@ -152,15 +147,11 @@ def _line(row: JobRow, data: Mapping[str, Any], cost: Figures, machines: tuple[s
         loss_text=sick_text(data, "loss"),
         resume_from=row.spec.resume_from,
         tokens_per_s=number(data, "tokens_per_s"),
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
         cost_cents=cost.so_far,
         forecast_cents=cost.at_end,
         forecast_bound=cost.bound,
-        submitted_by=row.submitted_by,
-        machines=machines,
         uuid=row.id,
         project_id=row.project,
         completed_at=row.ended_at,
+        **{"machines": (), "price_cents_per_hour": None, "again_of": None, **more},
     )

@@ -15,6 +15,7 @@ from trainmaster.pages.cost import Price, list_prices
 from trainmaster.pages.node_map import newer, newest_entries
 from trainmaster.pages.parts import node_standing
 from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.target_names import without_account
 from trainmaster.store import nodes
 from trainmaster.store.capacity import devices, queue
 from trainmaster.store.capacity import machines as store
@@ -26,7 +27,6 @@ from trainmaster.store.nodes import NodeCheck
 if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry, Measured
 
-Page = MachinesPage
 _NO_PRICE = Price(None, None)
 
 
@@ -110,7 +110,7 @@ def read(
         verdict, at = checked.get(name, (None, None))
         lines.append(
             MachineLine(
-                target=_target(_without_account(words[name]), project) if name in words else "",
+                target=_target(without_account(words[name]), project) if name in words else "",
                 machine=name,
                 devices=(),
                 seen_at=at,
@@ -134,11 +134,6 @@ def _list_uses(attempts: Sequence[nodes.Holder], prices: Mapping[str, Price]) ->
         for node in holder.nodes:
             uses[node] = (*uses.get(node, ()), use)
     return uses
-
-
-def _without_account(word: str) -> str:
-    _, name, option = targets.split(word)
-    return f"{name}:{option}" if option else name
 
 
 def _checked(

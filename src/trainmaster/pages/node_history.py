@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.api.codec import fill
 from trainmaster.api.nodes import HistoryLine, NodeHistory
 from trainmaster.core.results import Verdict
 from trainmaster.pages.node_map import add_money, list_uses
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from trainmaster.cluster.health.history import Entry
 
 _MOST = 50  # runs of each source
-
-Page = NodeHistory
 
 
 def read(
@@ -52,11 +51,7 @@ def read(
     uses = list_uses(holders)
     words = {node: {holder.target for holder in holders if holder.open and node in holder.nodes}}
     words[node] |= {target} if target is not None else set()
-    lines = [
-        line
-        for part in checked
-        for line in _lines_of(part, node=node, gpu=gpu)
-    ]  # fmt: skip
+    lines = [line for part in checked for line in _lines_of(part, node=node, gpu=gpu)]
     lines += [_line(entry) for entry in history if _is_asked(entry, node=node, gpu=gpu)][-_MOST * 20 :]
     # Worst last within a run, so that the newest first order shows the worst of a run before the rest.
     oldest = datetime.min.replace(tzinfo=UTC)
@@ -116,24 +111,13 @@ def _fold(lines: list[HistoryLine]) -> list[HistoryLine]:
 
 def _folded(line: HistoryLine, others: Sequence[HistoryLine]) -> HistoryLine:
     gpus = sum(other.device is not None for other in others)
-    return (
-        replace(line, key=f"node:{line.node}", device=None, reason=f"{gpus} GPUs pass")
-        if line in others and gpus > 1
-        else line
-    )
+    if line not in others or gpus < 2:
+        return line
+    return replace(line, key=f"node:{line.node}", device=None, reason=f"{gpus} GPUs pass")
 
 
 def _line(entry: Entry, *, at: datetime | None = None, job_id: str | None = None) -> HistoryLine:
-    return HistoryLine(
-        at=at or moment_of(entry.at),
-        key=entry.key,
-        node=entry.node,
-        device=entry.device,
-        verdict=entry.verdict,
-        checks=entry.checks,
-        reason=entry.reason,
-        job_id=job_id,
-    )
+    return fill(HistoryLine, entry, at=at or moment_of(entry.at), job_id=job_id)
 
 
 def _is_asked(entry: Entry, *, node: str, gpu: str | None) -> bool:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainmaster.api.codec import fill
 from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
 from trainmaster.core.results import Verdict
 from trainmaster.pages.cost import list_prices, list_spent
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 MOST = 100  # nodes on one page: their findings are read whole
 _NEWEST = 500  # ended jobs whose machines are on the map although no check has seen them
 _BAD = (Verdict.FAIL, Verdict.ERROR)
-
-Page = NodeMap
 
 
 def read(
@@ -196,14 +195,7 @@ def _node(
     else:
         job_id, at = None, moment_of(entries[0].at) if entries else None
     rest = next((entry for entry in entries or () if entry.device is None), None)
-    gpus = [
-        Gpu(
-            key=entry.key, device=entry.device, verdict=entry.verdict, checks=entry.checks, reason=entry.reason,
-            model=models.get(entry.device),
-        )
-        for entry in entries or ()
-        if entry.device is not None
-    ]  # fmt: skip
+    gpus = [fill(Gpu, entry, model=models.get(entry.device)) for entry in entries or () if entry.device is not None]
     return MappedNode(
         node=name,
         target=check.target if check is not None else target,

@@ -12,8 +12,6 @@ from trainmaster.pages.parts.usage import by_person, by_target, list_lines, sum_
 from trainmaster.store import costs
 from trainmaster.store.database import Database
 
-Page = Costs
-
 
 def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Costs:
     """One project, or all."""

@@ -18,9 +18,6 @@ from trainmaster.store.costs import GroupSum
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import projects
 
-Page = Projects
-
-
 Spent = tuple[Sequence[GroupSum], Sequence[GroupSum]]  # this month (UTC), and in all
 
 

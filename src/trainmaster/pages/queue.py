@@ -17,7 +17,6 @@ from trainmaster.store.capacity.order import Order
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.database import Database
 
-Page = QueuePage
 _KEPT_S = 30.0  # an order that is older was left by a server that has ended
 _NOT_DRIVEN = "no server drives it: start `trainmaster serve`"
 _STARTS = "it is about to start"

@@ -23,8 +23,6 @@ _DEVICE_LETTERS = 5  # a shorter word stands in the findings of every check
 _WRITTEN = re.compile(r"^serial: ?", re.IGNORECASE)  # as the pages write a serial number
 _AROUND = 160  # characters of a text shown
 
-Page = SearchPage
-
 
 def read(db: Database, query: str = "", *, project: str | None = None, home: Path | None = None) -> SearchPage:
     """What the words of a query are found in, in one project or in all; with a home also in the operator's checks."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from trainmaster.api.codec import fill
 from trainmaster.api.jobs import JobsPage
 from trainmaster.api.sets import SetLine, SetPage, SetsPage, Trial
 from trainmaster.core.config.search import Search
@@ -23,8 +24,8 @@ from trainmaster.store.capacity.schedules import ScheduleRow
 from trainmaster.store.capacity.searches import SearchTrial
 from trainmaster.store.capacity.sets import SetRow, TrialRow
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows.runs import find_jobs
 
-Page = SetsPage
 _GONE, _SKIPPED = "its job was deleted", "will not run"
 _UNREADABLE = "its stored spec cannot be read by this version of Trainmaster"
 _COUNTED = {"": "waiting", _GONE: "deleted", _SKIPPED: "skipped"}  # trials without a job, by their message
@@ -57,8 +58,7 @@ def read_folded(db: Database, *, project: str | None, limit: int, offset: int, n
     at = now or datetime.now(UTC)
     with db.read():
         ids, total = sets.list_alone(db, project=project, limit=limit, offset=offset)
-        known = sets.list_jobs(db, ids)
-        lines = job_list.lines(db, [known[job_id] for job_id in ids if job_id in known], now=at)
+        lines = job_list.lines(db, find_jobs(db, ids), now=at)
         counts = {word.value: count for word, count in jobs.count_by_status(db, project=project).items()}
     return JobsPage(
         jobs=lines, total=total, counts=counts, status=None, project=project, find=None, limit=limit, offset=offset,
@@ -117,7 +117,7 @@ def _read(db: Database, row: SetRow, *, now: datetime) -> SetPage:
     told = {trial.number: trial for trial in searches.list_trials(db, row.id)} if search is not None else {}
     rows = sets.list_trials(db, row.id)
     begun = [trial.job_id for trial in rows if trial.job_id and trial.status]
-    known = sets.list_jobs(db, begun)
+    known = {job.id: job for job in find_jobs(db, begun)}
     steps, spent = events.last_data(db, begun, phase="STEP"), list_exact(db, begun, now=now)
     trials = []
     for trial in rows:
@@ -203,19 +203,15 @@ def _line(
     status = judge_status([_judge_as(trial) for trial in trials], waiting=waiting, cancelled=cancelled)
     if timed is not None and status.final and not cancelled:
         status = Status.PENDING  # its next time comes
-    return SetLine(
-        id=row.id,
-        name=row.name,
-        project=row.project,
+    return fill(
+        SetLine,
+        row,
         status=status,
         trials=total,
         counts=dict(counts),
-        parallel=row.parallel,
         message=row.message or (timed.note if timed is not None else ""),
         cost_cents=round_cents(math.fsum(paid)) if len(paid) == len(cents) else None,
         best_loss=best.value if best is not None and metric == "loss" else None,
-        created_at=row.created_at,
-        submitted_by=row.submitted_by,
         metric=metric,
         goal="min" if search is None else search.goal,
         best_value=best.value if best is not None else None,

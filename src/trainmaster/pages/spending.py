@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from trainmaster import targets
+from trainmaster.api.codec import fill
 from trainmaster.api.costs import BudgetOutlook, GoingJob, IdleMachine, Spending
 from trainmaster.core.money.cost import Span, add_up, burn, month_of, reached_by, round_cents
 from trainmaster.core.states import Stage, Status
@@ -24,8 +25,6 @@ _MOST_GOING = 50  # jobs; `trainmaster cost` lists more
 MONTHS = 6  # shown, the present one included
 _WAIT_S = 600.0  # a machine that waits longer for the others of its job is idle
 _BEFORE_WORK = (Stage.PLACING, Stage.PROVISIONING, Stage.CONNECTING)
-
-Page = Spending
 
 
 def read(
@@ -106,13 +105,11 @@ def _list_going(
         held[charge.job_id] += sum(span.seconds(now=now) for span in charge.spans) / len(charge.spans) / 3600
     gpus = {job: costs.count_gpus(rows[job].spec) for job in rows}
     return tuple(
-        GoingJob(
+        fill(
+            GoingJob,
+            rows[job],
             gpus=gpus[job],
             gpu_hours=held[job] * gpus[job],
-            id=job,
-            name=rows[job].name,
-            project=rows[job].project,
-            submitted_by=rows[job].submitted_by,
             cents_per_hour=rates[job],
             cents=spent[job],
         )
@@ -212,16 +209,5 @@ def _why_idle(machine: HeldMachine, now: datetime) -> Iterable[tuple[str, dateti
 
 def _idle(machine: HeldMachine, why: str, since: datetime, now: datetime) -> IdleMachine:
     hours = max(0.0, (now - since).total_seconds()) / 3600
-    return IdleMachine(
-        name=machine.name,
-        kind=machine.kind,
-        region=machine.region,
-        target=machine.target,
-        project=machine.project,
-        job_id=machine.job_id,
-        job_name=machine.job_name,
-        why=why,
-        since=since,
-        cents_per_hour=machine.cents_per_hour,
-        cents=round_cents(machine.cents_per_hour * hours) if machine.cents_per_hour is not None else None,
-    )
+    cents = round_cents(machine.cents_per_hour * hours) if machine.cents_per_hour is not None else None
+    return fill(IdleMachine, machine, why=why, since=since, cents=cents)

@@ -36,8 +36,6 @@ _STAGES: Mapping[Bin, Stage] = {
 }  # fmt: skip  (the others are work)
 _TONES: Mapping[Verdict, Tone] = {Verdict.FAIL: "bad", Verdict.ERROR: "bad", Verdict.WARN: "warn"}
 
-Page = Timeline
-
 
 def read(db: Database, job_id: str, *, now: datetime | None = None) -> Timeline | None:
     """The timeline of a job; None if there is no such job."""

@@ -31,8 +31,7 @@ def insert_artifact(
 
 def list_artifacts(db: Database, job_id: str) -> list[ArtifactRow]:
     """What is kept of a job, by path."""
-    with db.read() as conn:
-        return [ArtifactRow(**row) for row in conn.execute(_OF_JOB, {"job": job_id}).mappings()]
+    return [ArtifactRow(**row) for row in db.mappings(_OF_JOB, {"job": job_id})]
 
 
 _OF_JOB = select(t.artifacts).where(t.artifacts.c.job_id == bindparam("job")).order_by(t.artifacts.c.path)
@@ -40,6 +39,5 @@ _OF_JOB = select(t.artifacts).where(t.artifacts.c.job_id == bindparam("job")).or
 
 def find_artifact(db: Database, job_id: str, path: str) -> ArtifactRow | None:
     query = select(t.artifacts).where(t.artifacts.c.job_id == job_id, t.artifacts.c.path == path)
-    with db.read() as conn:
-        row = conn.execute(query).mappings().first()
+    row = db.first(query)
     return ArtifactRow(**row) if row is not None else None

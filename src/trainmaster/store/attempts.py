@@ -119,8 +119,7 @@ _ATTEMPTS = select(t.attempts).where(t.attempts.c.job_id == bindparam("job")).or
 
 def list_attempts(db: Database, job_id: str) -> list[AttemptRow]:
     """The attempts of a job, in their order."""
-    with db.read() as conn:
-        return [_attempt(row) for row in conn.execute(_ATTEMPTS, {"job": job_id}).mappings()]
+    return [_attempt(row) for row in db.mappings(_ATTEMPTS, {"job": job_id})]
 
 
 def find_last(db: Database, job_ids: Sequence[str]) -> dict[str, tuple[JobRow | None, AttemptRow | None]]:
@@ -141,8 +140,7 @@ def list_machines(db: Database, job_ids: Collection[str]) -> dict[str, tuple[str
     """By job: the machines of its newest attempt, where its target names them."""
     a, j = t.attempts.c, t.jobs.c
     query = select(j.id, a.handle).join(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
-    with db.read() as conn:
-        rows = conn.execute(query.where(j.id.in_(job_ids))).all()
+    rows = db.rows(query.where(j.id.in_(job_ids)))
     named = {job: handle.get("nodes") for job, handle in rows if isinstance(handle, Mapping)}
     return {job: tuple(map(str, nodes)) for job, nodes in named.items() if isinstance(nodes, list)}
 
@@ -171,18 +169,10 @@ def list_held(db: Database, *, job: str | None = None) -> list[HeldResource]:
         .where(over, placed, i.state.not_in(("gone",)))
         .order_by(a.id, i.id)
     )
-    with db.read() as conn:
-        held = [
-            HeldResource(attempt=row[0], target=row[1], handle=row[2], status=row[3], what="never given back")
-            for row in conn.execute(unreleased)
-        ]
-        held += [
-            HeldResource(
-                attempt=row[0], target=row[1], handle=row[2], status=row[3], what=f"machine {row[4] or row[5]}"
-            )
-            for row in conn.execute(machines)
-        ]
-    return held
+    with db.read():
+        found = [(row, "never given back") for row in db.rows(unreleased)]
+        found += [(row, f"machine {row.provider_id or row.nonce}") for row in db.rows(machines)]
+    return [HeldResource(attempt=row[0], target=row[1], handle=row[2], status=row[3], what=what) for row, what in found]
 
 
 def _attempt(row: RowMapping) -> AttemptRow:

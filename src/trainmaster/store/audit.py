@@ -24,8 +24,7 @@ def list_audit(db: Database, *, subject: str | None = None, limit: int = 50, off
     query = select(t.audit).order_by(t.audit.c.id.desc()).limit(limit).offset(offset)
     if subject is not None:
         query = query.where(t.audit.c.subject == subject)
-    with db.read() as conn:
-        return [AuditEntry(**row) for row in conn.execute(query).mappings()]
+    return [AuditEntry(**row) for row in db.mappings(query)]
 
 
 def find_canceller(db: Database, job_id: str) -> str | None:
@@ -33,16 +32,15 @@ def find_canceller(db: Database, job_id: str) -> str | None:
     query = select(t.audit.c.who, t.audit.c.action).where(
         t.audit.c.subject == f"job:{job_id}", t.audit.c.action.in_(("job.cancel", "job.prune"))
     )
-    with db.read() as conn:
-        row = conn.execute(query.order_by(t.audit.c.id).limit(1)).first()
-    return row.who if row is not None and row.action == "job.cancel" else None
+    row = db.first(query.order_by(t.audit.c.id).limit(1))
+    return row["who"] if row is not None and row["action"] == "job.cancel" else None
 
 
 def find_set_canceller(db: Database, set_id: str) -> str | None:
     """The one who cancelled a set."""
     query = select(t.audit.c.who).where(t.audit.c.subject == f"set:{set_id}", t.audit.c.action == "set.cancel")
-    with db.read() as conn:
-        return conn.execute(query.order_by(t.audit.c.id.desc()).limit(1)).scalar()
+    who: str | None = db.scalar(query.order_by(t.audit.c.id.desc()).limit(1))
+    return who
 
 
 def list_origins(db: Database, job_ids: Sequence[str]) -> dict[str, str]:
@@ -51,7 +49,6 @@ def list_origins(db: Database, job_ids: Sequence[str]) -> dict[str, str]:
     query = select(t.audit.c.subject, t.audit.c.detail).where(
         t.audit.c.subject.in_(subjects), t.audit.c.action == "job.submit"
     )
-    with db.read() as conn:
-        rows = conn.execute(query).all() if subjects else ()
+    rows = db.rows(query) if subjects else ()
     known = {subjects[subject]: (detail or {}).get("again_of") for subject, detail in rows}
     return {job_id: origin for job_id, origin in known.items() if isinstance(origin, str)}

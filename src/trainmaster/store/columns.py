@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     JSON,
@@ -31,6 +31,9 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 from trainmaster.core.events import clean_value
+
+T = TypeVar("T")
+_AT_ONCE = 500  # keys in one query
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -154,6 +157,13 @@ def upsert(
     condition = where(table.c, row.excluded) if where is not None else None
     changes = {name: row.excluded[name] for name in changed}
     return row.on_conflict_do_update(index_elements=key, set_=changes, where=condition)
+
+
+def slices(keys: Iterable[T]) -> Iterator[list[T]]:
+    """The keys, in parts of which a query can name each."""
+    listed = list(keys)
+    for first in range(0, len(listed), _AT_ONCE):
+        yield listed[first : first + _AT_ONCE]
 
 
 def fetch_at_once(

@@ -14,11 +14,11 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, Executable, RowMapping, create_engine, event, make_url
 from sqlalchemy import Connection as Connection  # noqa: PLC0414 (for packages that do not import SQLAlchemy)
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -86,6 +86,29 @@ class Database:
                 yield conn
             finally:
                 self._open.conn = None
+
+    def mappings(self, query: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
+        """The rows of one query, by column."""
+        with self.read() as conn:
+            return conn.execute(query, values).mappings().all()
+
+    def rows(self, query: Executable, values: Mapping[str, Any] | None = None) -> Sequence[Any]:
+        with self.read() as conn:
+            return conn.execute(query, values).all()
+
+    def first(self, query: Executable, values: Mapping[str, Any] | None = None) -> RowMapping | None:
+        with self.read() as conn:
+            return conn.execute(query, values).mappings().first()
+
+    def scalars(self, query: Executable, values: Mapping[str, Any] | None = None) -> list[Any]:
+        """The first column of one query."""
+        with self.read() as conn:
+            return list(conn.execute(query, values).scalars())
+
+    def scalar(self, query: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        """The first value of one query; None without a row."""
+        with self.read() as conn:
+            return conn.execute(query, values).scalar()
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:

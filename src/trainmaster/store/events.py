@@ -222,8 +222,7 @@ def _text_of(line: Line) -> str:
 
 def find_stream(db: Database, attempt: str, stream: str) -> StreamRow:
     """How far a stream has been read; from its start where it never was."""
-    with db.read() as conn:
-        row = conn.execute(_FIND_STREAM, {"of_attempt": attempt, "of_stream": stream}).mappings().first()
+    row = db.first(_FIND_STREAM, {"of_attempt": attempt, "of_stream": stream})
     if row is None:
         return StreamRow(attempt=attempt, stream=stream, offset=0, inside=False)
     return StreamRow(**{**row, "tail": read_tail(row["tail"])})
@@ -234,7 +233,7 @@ def read_tail(value: str | None) -> bytes | None:
     return bytes.fromhex(value) if value is not None else None
 
 
-_ATTEMPTS_FROM = (
+ATTEMPTS_FROM = (
     select(t.attempts.c.id, t.attempts.c.number)
     .where(t.attempts.c.job_id == bindparam("job"), t.attempts.c.number >= bindparam("number"))
     .order_by(t.attempts.c.number)
@@ -268,7 +267,7 @@ def list_events(
     query = _EVENTS if phase is None else _EVENTS.where(t.events.c.phase == phase)
     with db.read() as conn:
         # Attempt by attempt, each a walk along the key: a join would sort the whole job to give its first page.
-        for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
+        for attempt, which in conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
             place = {"attempt": attempt, "stream": stream, "after": offset if which == number else -1}
             rows += [_event(row) for row in conn.execute(query, {**place, "most": limit - len(rows)}).mappings()]
             if len(rows) >= limit:
@@ -311,7 +310,7 @@ def scan_events(db: Database, job_id: str, *, after: tuple[int, int] | None = No
     scanned: list[ScannedEvent] = []
     query = _AS_VALUES if db.engine.dialect.name == "postgresql" else _AS_TEXT
     with db.read() as conn:
-        for attempt, which in conn.execute(_ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
+        for attempt, which in conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
             place = {"attempt": attempt, "stream": EVENTS_FILE, "after": offset if which == number else -1}
             for row in conn.execute(query, {**place, "most": limit - len(scanned)}):
                 at, phase, event, data, fault, text = row
@@ -325,8 +324,7 @@ def scan_events(db: Database, job_id: str, *, after: tuple[int, int] | None = No
 def find_event(db: Database, attempt: str, *, phase: str, event: str) -> Event | None:
     """The last such event of an attempt."""
     asked = {"attempt": attempt, "stream": EVENTS_FILE, "phase": phase, "event": event}
-    with db.read() as conn:
-        row = conn.execute(_LAST_OF, asked).mappings().first()
+    row = db.first(_LAST_OF, asked)
     return _event(row) if row is not None else None
 
 
@@ -370,9 +368,8 @@ def last_data(db: Database, job_ids: Sequence[str], *, phase: str) -> dict[str, 
     """The data of the newest event of a phase, by job: one query, however long the streams are."""
     if not job_ids:
         return {}
-    with db.read() as conn:
-        rows = conn.execute(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase}).all()
-        return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
+    rows = db.rows(_LAST_DATA, {"jobs": job_ids, "stream": EVENTS_FILE, "phase": phase})
+    return {job_id: data or {} for job_id, data in rows}  # a later attempt replaces an earlier one
 
 
 def _event(row: RowMapping | dict[str, Any]) -> Event:

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Text, func, or_, select, type_coerce
 
+from trainmaster.api.codec import fill
 from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.money.cost import Span, Window
 from trainmaster.core.money.goodput.history import AttemptHistory, History, Mark, StageChange, to_us
@@ -200,14 +201,11 @@ def _history(
     gpus, stall_us = _read_sizes(row.spec)
     spans = [span for some in charges.values() for span in some]
     default = unpriced and all(span.cents_per_hour == 0 for span in spans)
-    return JobHistory(
-        id=row.id,
-        name=row.name,
-        project=row.project,
-        target=row.target,
+    return fill(
+        JobHistory,
+        row,
         status=Status(row.status),
         run=row.first or row.id,
-        created_at=row.created_at,
         history=History(
             created=to_us(row.created_at),
             stages=stages,

@@ -41,8 +41,7 @@ _HEAD = select(*(t.jobs.c[item.name] for item in fields(JobHead))).where(t.jobs.
 
 def find_head(db: Database, job_id: str) -> JobHead | None:
     """A job without its spec."""
-    with db.read() as conn:
-        row = conn.execute(_HEAD, {"job": job_id}).mappings().first()
+    row = db.first(_HEAD, {"job": job_id})
     return JobHead(**row) if row is not None else None
 
 
@@ -50,9 +49,8 @@ def search_heads(db: Database, word: str, *, limit: int = 20) -> list[tuple[str,
     """Id and name of jobs whose id begins with the word, or whose name it is; newest first."""
     j = t.jobs.c
     match = j.id.startswith(word, autoescape=True) | (j.name == word)
-    with db.read() as conn:
-        rows = conn.execute(select(j.id, j.name).where(match).order_by(j.created_at.desc(), j.id.desc()).limit(limit))
-        return [(row.id, row.name) for row in rows]
+    rows = db.rows(select(j.id, j.name).where(match).order_by(j.created_at.desc(), j.id.desc()).limit(limit))
+    return [(row.id, row.name) for row in rows]
 
 
 def may_resume(first: str) -> ColumnElement[bool]:

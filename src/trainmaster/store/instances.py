@@ -15,11 +15,11 @@ from sqlalchemy import Connection, insert, select, update
 
 from trainmaster.api.nodes import Instance
 from trainmaster.store import tables as t
+from trainmaster.store.columns import slices
 from trainmaster.store.database import Database
 
 WANTED = ("intended", "launching", "active")
 _BAD_SEARCHED = 500  # newest rows that are searched for machines returned as bad
-_AT_ONCE = 500  # names in one query
 _I = t.instances.c
 
 
@@ -64,36 +64,32 @@ def mark_gone(conn: Connection, nonce: str, *, at: datetime, why: str) -> None:
 
 def list_of_attempt(db: Database, attempt: str) -> list[Instance]:
     """Machines of an attempt in the order of their intents."""
-    with db.read() as conn:
-        rows = conn.execute(select(t.instances).where(_I.attempt == attempt).order_by(_I.id)).mappings()
-        return [Instance(**row) for row in rows]
+    rows = db.mappings(select(t.instances).where(_I.attempt == attempt).order_by(_I.id))
+    return [Instance(**row) for row in rows]
 
 
 def list_by_name(db: Database, names: Collection[str]) -> dict[str, Instance]:
     """Rows of these names."""
     rows: dict[str, Instance] = {}
-    ordered = sorted(names)
     with db.read() as conn:
-        for first in range(0, len(ordered), _AT_ONCE):
-            query = select(t.instances).where(_I.nonce.in_(ordered[first : first + _AT_ONCE]))
+        for some in slices(names):
+            query = select(t.instances).where(_I.nonce.in_(some))
             rows |= {row["nonce"]: Instance(**row) for row in conn.execute(query).mappings()}
     return rows
 
 
 def list_open_targets(db: Database) -> set[str]:
     """Targets with machines that are not gone."""
-    with db.read() as conn:
-        return set(conn.execute(select(_I.target).where(_I.state != "gone").distinct()).scalars())
+    return set(db.scalars(select(_I.target).where(_I.state != "gone").distinct()))
 
 
 def list_bad_gpus(db: Database) -> dict[str, str]:
     """GPU serial → why its machine was returned as bad."""
     query = select(_I.detail).where(_I.state == "gone").order_by(_I.id.desc()).limit(_BAD_SEARCHED)
     bad: dict[str, str] = {}
-    with db.read() as conn:
-        for detail in conn.execute(query).scalars():
-            if isinstance(detail, Mapping) and detail.get("bad"):
-                bad |= {str(gpu): str(detail["bad"]) for gpu in detail.get("gpus") or ()}
+    for detail in db.scalars(query):
+        if isinstance(detail, Mapping) and detail.get("bad"):
+            bad |= {str(gpu): str(detail["bad"]) for gpu in detail.get("gpus") or ()}
     return bad
 
 

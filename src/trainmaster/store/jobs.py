@@ -32,6 +32,7 @@ from sqlalchemy import (
     update,
 )
 
+from trainmaster.api.jobs import Transition
 from trainmaster.core.errors import JobUnreadable, KeyTaken, SpecError
 from trainmaster.core.schema import Parts, build, to_plain
 from trainmaster.core.spec import JobSpec
@@ -41,7 +42,7 @@ from trainmaster.store.columns import Sound, word
 from trainmaster.store.costs import count_gpus
 from trainmaster.store.database import Database
 from trainmaster.store.heads import may_resume
-from trainmaster.store.rows import JobRow, TransitionRow, read_each
+from trainmaster.store.rows import JobRow, read_each
 
 
 def insert_job(conn: Connection, job_id: str, spec: JobSpec, *, at: datetime, word: str | None = None) -> None:
@@ -108,8 +109,7 @@ def has_checkpoint(db: Database, first: str) -> bool:
         .join(t.events, e.attempt == t.attempts.c.id)
         .where(of_run, e.phase == "CHECKPOINT", e.event == "saved")
     )
-    with db.read() as conn:
-        return conn.execute(query.limit(1)).first() is not None
+    return db.first(query.limit(1)) is not None
 
 
 def advance(
@@ -170,8 +170,7 @@ def request_cancel(conn: Connection, job_id: str, *, at: datetime) -> bool:
                 rest_until=None,  # whatever it was waiting for, it is to stop now
             )
         )
-        stage = Stage(row.stage)
-        status = Status.CANCELLING.value
+        stage, status = Stage(row.stage), Status.CANCELLING.value
         _remember(conn, job_id, at=at, seen=stage, to=stage, status=status, message=CANCEL_REQUESTED)
     return True
 
@@ -209,8 +208,7 @@ _ONE = _SELECT.where(t.jobs.c.id == bindparam("job"))
 
 
 def find_job(db: Database, job_id: str) -> JobRow | None:
-    with db.read() as conn:
-        row = conn.execute(_ONE, {"job": job_id}).mappings().first()
+    row = db.first(_ONE, {"job": job_id})
     return read_job(row) if row is not None else None
 
 
@@ -245,8 +243,7 @@ def search_jobs(db: Database, word: str, *, limit: int = 20) -> list[JobRow]:
     """Jobs whose id begins with the word, or whose name it is; newest first."""
     match = t.jobs.c.id.startswith(word, autoescape=True) | (t.jobs.c.name == word)
     query = _SELECT.where(match).order_by(t.jobs.c.created_at.desc(), t.jobs.c.id.desc()).limit(limit)
-    with db.read() as conn:
-        return read_each(read_job, conn.execute(query).mappings())
+    return read_each(read_job, db.mappings(query))
 
 
 def count_jobs(
@@ -255,8 +252,7 @@ def count_jobs(
 ) -> int:  # fmt: skip
     every = select(func.count()).select_from(t.jobs)
     query = filter_jobs(every, status=status, project=project, word=word, by=by, name=name)
-    with db.read() as conn:
-        return int(conn.execute(query).scalar_one())
+    return int(db.scalar(query))
 
 
 def _counts(*wanted: ColumnElement[bool]) -> Select[Any]:
@@ -274,32 +270,29 @@ def count_by_status(db: Database, *, project: str | None = None) -> dict[Status,
         return dict(zip(Status, conn.execute(query, {"project": project}).one(), strict=True))
 
 
-def list_transitions(db: Database, job_id: str) -> list[TransitionRow]:
+def list_transitions(db: Database, job_id: str) -> list[Transition]:
     """Every move of a job, in its order."""
     query = select(t.transitions).where(t.transitions.c.job_id == job_id).order_by(t.transitions.c.id)
-    with db.read() as conn:
-        return [_transition(row) for row in conn.execute(query).mappings()]
+    return [_transition(row) for row in db.mappings(query)]
 
 
 def list_ids(db: Database) -> list[str]:
     """The ids of all jobs, oldest first."""
-    with db.read() as conn:
-        return list(conn.execute(select(t.jobs.c.id).order_by(t.jobs.c.created_at)).scalars())
+    return db.scalars(select(t.jobs.c.id).order_by(t.jobs.c.created_at))
 
 
 def list_ended(db: Database, *, before: datetime, limit: int = 1000) -> list[str]:
     """Final jobs that ended before a time, oldest first."""
     j = t.jobs.c
     query = select(j.id).where(j.stage.is_(None), j.ended_at < before).order_by(j.ended_at).limit(limit)
-    with db.read() as conn:
-        return list(conn.execute(query).scalars())
+    return db.scalars(query)
 
 
 def find_resumed(db: Database, first: str) -> str | None:
     """A job that resumed from this one, or may have."""
     query = select(t.jobs.c.id).where(t.jobs.c.id != first, may_resume(first)).limit(1)
-    with db.read() as conn:
-        return conn.execute(query).scalar_one_or_none()
+    later: str | None = db.scalar(query)
+    return later
 
 
 def delete_events(db: Database, job_id: str, *, limit: int = 5000) -> int:
@@ -436,9 +429,9 @@ def _spec(text: str) -> JobSpec:
     return build(JobSpec, json.loads(text), parts=_PARTS)
 
 
-def _transition(row: RowMapping) -> TransitionRow:
-    values: dict[str, Any] = {name: value for name, value in row.items() if name != "id"}
+def _transition(row: RowMapping) -> Transition:
+    values: dict[str, Any] = {name: value for name, value in row.items() if name not in ("id", "job_id")}
     values["status"] = Status(row["status"])
     values["reason"] = word(Reason, row["reason"])
     values["stage_from"], values["stage_to"] = word(Stage, row["stage_from"]), word(Stage, row["stage_to"])
-    return TransitionRow(**values)
+    return Transition(**values)

@@ -146,8 +146,7 @@ def others(db: Database, token: str) -> dict[str, str]:
     query = select(_JOBS.lease_token, _JOBS.lease_owner).where(
         _JOBS.stage.is_not(None), _JOBS.lease_token.is_not(None), _JOBS.lease_token != token
     )
-    with db.read() as conn:
-        return {row.lease_token: row.lease_owner or "" for row in conn.execute(query.distinct())}
+    return {row.lease_token: row.lease_owner or "" for row in db.rows(query.distinct())}
 
 
 def count_held(conn: Connection) -> int:

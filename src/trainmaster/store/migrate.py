@@ -121,9 +121,7 @@ def _revision(conn: Connection) -> str | None:
 
 def _rebuild_open(db: Database) -> None:
     """Derive the records of open jobs again: later lines are merged with aggregates, which older rows do not have."""
-    with db.read() as conn:
-        ids = conn.execute(select(tables.jobs.c.id).where(tables.jobs.c.stage.is_not(None))).scalars().all()
-    for job_id in ids:
+    for job_id in db.scalars(select(tables.jobs.c.id).where(tables.jobs.c.stage.is_not(None))):
         with db.write() as conn:
             projection.rebuild(conn, job_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,11 +15,10 @@ from trainmaster.api.nodes import Instance, Node
 from trainmaster.core.results import Verdict
 from trainmaster.core.states import Stage
 from trainmaster.store import tables as t
-from trainmaster.store.columns import fetch_at_once
+from trainmaster.store.columns import fetch_at_once, slices
 from trainmaster.store.database import Database
 
 IDENTITY = "gpu_model"  # the check that states serial number, UUID and bus of each GPU
-_AT_ONCE = 500  # ids in one query
 _BEGUN = tuple(stage.value for stage in Stage if stage is not Stage.QUEUED)
 _WORST = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN, Verdict.PASS, Verdict.SKIP)
 
@@ -37,14 +36,12 @@ def list_instances(
     query = select(t.instances).order_by(t.instances.c.id.desc()).limit(limit).offset(offset)
     if state is not None:
         query = query.where(t.instances.c.state == state)
-    if job_id is not None or project is not None:
+    wanted = [t.jobs.c.id == job_id] if job_id is not None else []
+    wanted += [t.jobs.c.project == project] if project is not None else []
+    if wanted:
         query = query.join(t.attempts, t.attempts.c.id == t.instances.c.attempt)
-        query = query.join(t.jobs, t.jobs.c.id == t.attempts.c.job_id)
-        wanted = [t.jobs.c.id == job_id] if job_id is not None else []
-        wanted += [t.jobs.c.project == project] if project is not None else []
-        query = query.where(*wanted)
-    with db.read() as conn:
-        return [Instance(**row) for row in conn.execute(query).mappings()]
+        query = query.join(t.jobs, t.jobs.c.id == t.attempts.c.job_id).where(*wanted)
+    return [Instance(**row) for row in db.mappings(query)]
 
 
 def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
@@ -55,24 +52,20 @@ def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
         .where(t.attempts.c.job_id == job_id)
         .order_by(t.attempts.c.number, t.check_results.c.node, t.check_results.c.id)
     )
-    with db.read() as conn:
-        return [CheckRecord(**row) for row in conn.execute(query).mappings()]
+    return [CheckRecord(**row) for row in db.mappings(query)]
 
 
 def list_ended_checks(db: Database, attempt: str, streams: Sequence[str]) -> set[str]:
     """Those of the nodes' streams that say that the checks before the start are over."""
     e = t.events.c
     of_these = (e.attempt == attempt, e.stream.in_(streams), e.phase == "PREFLIGHT", e.event == "end")
-    with db.read() as conn:
-        return set(conn.execute(select(e.stream).where(*of_these).distinct()).scalars())
+    return set(db.scalars(select(e.stream).where(*of_these).distinct()))
 
 
 def list_checked(db: Database, attempt: str) -> tuple[str, ...]:
     """The nodes on which checks of an attempt ran, by name."""
     c = t.check_results.c
-    with db.read() as conn:
-        found = conn.execute(select(c.node).where(c.attempt == attempt).distinct().order_by(c.node)).scalars()
-        return tuple(found)
+    return tuple(db.scalars(select(c.node).where(c.attempt == attempt).distinct().order_by(c.node)))
 
 
 def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, offset: int = 0) -> list[Node]:
@@ -86,28 +79,18 @@ def list_nodes(db: Database, *, project: str | None = None, limit: int = 50, off
     rows = where.join(t.check_results, (c.attempt == last.c.attempt) & (c.node == last.c.node))
     rows = rows.join(t.attempts, t.attempts.c.id == c.attempt).join(t.jobs, j.id == t.attempts.c.job_id)
     query = select(c.node, c.attempt, j.id, j.project, c.verdict, c.at).select_from(rows).order_by(c.node, c.id)
-    with db.read() as conn:
-        records = conn.execute(query).all()
     nodes: dict[str, list[tuple[str, str, str, str, datetime | None]]] = {}
-    for node, *rest in records:
+    for node, *rest in db.rows(query):
         nodes.setdefault(node, []).append(tuple(rest))
     return [_node(name, checks) for name, checks in nodes.items()]
 
 
 def _node(name: str, checks: list[tuple[str, str, str, str, datetime | None]]) -> Node:
     attempt, job_id, project = checks[0][:3]
-    counts = Counter(verdict for _, _, _, verdict, _ in checks)
-    worst = worst_of(counts)
+    counts = dict(sorted(Counter(verdict for _, _, _, verdict, _ in checks).items()))
     at = max((when for *_, when in checks if when is not None), default=None)
-    return Node(
-        node=name,
-        attempt=attempt,
-        job_id=job_id,
-        project=project,
-        at=at,
-        verdict=worst,
-        checks=dict(sorted(counts.items())),
-    )
+    worst = worst_of(counts)
+    return Node(node=name, attempt=attempt, job_id=job_id, project=project, at=at, verdict=worst, checks=counts)
 
 
 def worst_of(verdicts: Iterable[str]) -> Verdict:
@@ -144,12 +127,12 @@ def list_newest_checks(
         query = query.where(c.node.in_(nodes))
     newest = [row[1] for row in conn.execute(query)]
     heads: dict[tuple[str, str], Any] = {}
-    for ids in _chunks(newest):
+    for ids in slices(newest):
         head = select(c.node, c.attempt, a.created_at, j.id, j.project, j.target).where(c.id.in_(ids))
         head = head.join(t.attempts, a.id == c.attempt).join(t.jobs, j.id == a.job_id)
         heads |= {(row[0], row[1]): row for row in conn.execute(head)}
     verdicts: dict[tuple[str, str], list[tuple[str, datetime | None]]] = {}
-    for ids in _chunks(sorted({attempt for _, attempt in heads})):
+    for ids in slices(sorted({attempt for _, attempt in heads})):
         for node, attempt, verdict, at in conn.execute(
             select(c.node, c.attempt, c.verdict, c.at).where(c.attempt.in_(ids))
         ):
@@ -193,13 +176,13 @@ def list_measured(
     once = select(c.node, c.check, func.max(c.id)).where(t.BAD, *own).group_by(c.node, c.check)
     pairs = {**dict.fromkeys(besides, 0), **{(row[0], row[1]): row[2] for row in conn.execute(once)}}
     newest: list[int] = []
-    for nodes in _chunks(sorted({node for node, _ in pairs})):
+    for nodes in slices(sorted({node for node, _ in pairs})):
         wanted = {pair: first for pair, first in pairs.items() if pair[0] in set(nodes)}
         query = select(c.node, c.check, func.max(c.id)).where(c.node.in_(nodes), c.id >= min(wanted.values()), *own)
         query = query.where(c.check.in_({check for _, check in wanted}), c.verdict.in_((*bad, Verdict.PASS.value)))
         newest += [row[2] for row in conn.execute(query.group_by(c.node, c.check)) if (row[0], row[1]) in wanted]
     found: dict[tuple[str, str], MeasuredCheck] = {}
-    for ids in _chunks(newest):
+    for ids in slices(newest):
         rows = select(c.node, c.check, c.verdict, c.at, a.created_at, c.findings).where(c.id.in_(ids))
         for node, check, verdict, at, placed_at, findings in conn.execute(rows.join(t.attempts, a.id == c.attempt)):
             found[node, check] = MeasuredCheck(
@@ -247,7 +230,7 @@ def list_findings(conn: Connection, attempts: Collection[str]) -> list[Checked]:
     """What the pre-flights of these attempts found, by attempt and node."""
     c, a = t.check_results.c, t.attempts.c
     groups: dict[tuple[str, str], list[Any]] = {}
-    for ids in _chunks(sorted(attempts)):
+    for ids in slices(sorted(attempts)):
         query = select(c.attempt, c.node, c.check, c.findings, c.at, a.created_at).where(c.attempt.in_(ids))
         for row in conn.execute(query.join(t.attempts, a.id == c.attempt).order_by(c.id)):
             groups.setdefault((row[0], row[1]), []).append(row)
@@ -324,7 +307,7 @@ def _read_holders(conn: Connection, rows: Sequence[Sequence[Any]]) -> list[Holde
     # A target that does not choose machines names none: there the checks say where the attempt is.
     silent = [row[0] for row in rows if row[6] is not None and not nodes_of(row[7])]
     checked: dict[str, set[str]] = {}
-    for ids in _chunks(silent):
+    for ids in slices(silent):
         for attempt, node in conn.execute(select(c.attempt, c.node).where(c.attempt.in_(ids)).distinct()):
             checked.setdefault(attempt, set()).add(node)
     return [
@@ -350,8 +333,3 @@ def _of_project(project: str | None) -> list[ColumnElement[bool]]:
     a, j = t.attempts.c, t.jobs.c
     own = select(a.id).join(t.jobs, j.id == a.job_id).where(j.project == project)
     return [t.check_results.c.attempt.in_(own)]
-
-
-def _chunks(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    for first in range(0, len(items), _AT_ONCE):
-        yield items[first : first + _AT_ONCE]

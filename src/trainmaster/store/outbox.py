@@ -80,8 +80,7 @@ def list_unspread(conn: Connection, *, limit: int = 100) -> list[NewsRow]:
 
 
 def has_unspread(db: Database) -> bool:
-    with db.read() as conn:
-        return conn.execute(select(_NEWS.id).where(_NEWS.spread_at.is_(None)).limit(1)).first() is not None
+    return db.first(select(_NEWS.id).where(_NEWS.spread_at.is_(None)).limit(1)) is not None
 
 
 def spread(conn: Connection, news: NewsRow, channels: Collection[str], *, at: datetime) -> None:
@@ -100,8 +99,7 @@ def list_due(db: Database, channel: str, *, now: datetime, limit: int) -> list[D
 def due_channels(db: Database, *, now: datetime) -> list[str]:
     """The channels that something is due for."""
     query = select(_WAYS.channel).where(_is_due(now)).distinct()
-    with db.read() as conn:
-        return list(conn.execute(query).scalars())
+    return db.scalars(query)
 
 
 def _is_due(now: datetime) -> ColumnElement[bool]:
@@ -154,13 +152,8 @@ def list_deliveries(
     limit: int = 50,
 ) -> list[DeliveryRow]:
     """Deliveries, newest first; `failed`: those that were given up or did not arrive yet."""
-    wanted: list[ColumnElement[bool]] = []
-    if channel is not None:
-        wanted.append(_WAYS.channel == channel)
-    if job_id is not None:
-        wanted.append(_NEWS.job_id == job_id)
-    if project is not None:
-        wanted.append(_NEWS.project == project)
+    exact = ((_WAYS.channel, channel), (_NEWS.job_id, job_id), (_NEWS.project, project))
+    wanted = [column == value for column, value in exact if value is not None]
     if failed:
         wanted.append(and_(_WAYS.done_at.is_(None), or_(_WAYS.next_at.is_(None), _WAYS.tries > 0)))
     return _list(db, and_(True, *wanted), order=_WAYS.id.desc(), limit=limit)
@@ -169,8 +162,7 @@ def list_deliveries(
 def _list(db: Database, wanted: ColumnElement[bool], *, order: Any, limit: int) -> list[DeliveryRow]:
     query = select(t.deliveries, t.outbox).join(t.outbox, _NEWS.id == _WAYS.outbox_id).where(wanted)
     delivery_columns, news_columns = [column.name for column in t.deliveries.c], [column.name for column in t.outbox.c]
-    with db.read() as conn:
-        rows = conn.execute(query.order_by(order).limit(limit)).all()
+    rows = db.rows(query.order_by(order).limit(limit))
     return [
         DeliveryRow(
             **dict(zip(delivery_columns, row, strict=False)),

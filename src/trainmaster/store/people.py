@@ -82,21 +82,18 @@ def find_session(db: Database, secret: str, *, issuer: str, at: datetime) -> Ses
     if not SHAPE.fullmatch(secret):
         return None
     query = _live(at).where(_SESSIONS.hash == digest(secret), _PEOPLE.issuer == issuer)
-    with db.read() as conn:
-        row = conn.execute(query).mappings().first()
+    row = db.first(query)
     return _session(row) if row is not None else None
 
 
 def is_live(db: Database, session_id: int, *, at: datetime) -> bool:
     """Whether a session that was let in still runs."""
-    with db.read() as conn:
-        return conn.execute(_live(at).where(_SESSIONS.id == session_id)).first() is not None
+    return db.first(_live(at).where(_SESSIONS.id == session_id)) is not None
 
 
 def list_sessions(db: Database, *, at: datetime, limit: int) -> list[Session]:
     """Sessions that run, newest first."""
-    with db.read() as conn:
-        return [_session(row) for row in conn.execute(_live(at).limit(limit)).mappings()]
+    return [_session(row) for row in db.mappings(_live(at).limit(limit))]
 
 
 def end(conn: Connection, session_id: int) -> str | None:

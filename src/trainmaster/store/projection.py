@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Table, and_, bindparam, insert, or_, select, update
 
@@ -28,10 +28,8 @@ from trainmaster.core.events import Event, Line
 from trainmaster.core.plan import EVENTS_FILE, split_node_file
 from trainmaster.core.results import Verdict
 from trainmaster.store import tables as t
-from trainmaster.store.columns import upsert
+from trainmaster.store.columns import slices, upsert
 from trainmaster.store.spans import Span, read_text, read_whole
-
-T = TypeVar("T")
 
 # Phases of an iteration, by the phase of their events.
 _KINDS = {"TRAJECTORY": "traj_gen", "TRAINING": "training", "EVAL_TRAINING": "evaluation"}
@@ -40,7 +38,6 @@ PHASES = _SPANS | {"EVAL_MODEL", "PREFLIGHT"}
 _AGENT = "PROJECT of the agent"  # starts and ends that the agent writes itself
 _OF_THE_JOB = frozenset({"PROJECT", _AGENT, "GROUP_ITERATION"})
 _OF_ANY_NODE = frozenset({"PREFLIGHT"})  # the second and later nodes repeat what the first one states of the run
-_AT_ONCE = 500  # keys in one query
 # Of each job each number, which is more than was named: SQLite uses no index for pairs.
 _NAMED = [t.iterations.c[name].in_(bindparam(name, expanding=True)) for name in ("job_id", "number")]
 _ITERATIONS = select(t.iterations).where(*_NAMED)
@@ -244,7 +241,7 @@ def _write(conn: Connection, folds: Sequence[_Fold]) -> None:
 def _write_jobs(conn: Connection, folds: Sequence[_Fold]) -> None:
     stating = {fold.job_id: fold for fold in folds if any(phase in _OF_THE_JOB for phase, _ in fold.spans)}
     changes: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for some in _slices(list(stating)):
+    for some in slices(list(stating)):
         for row in conn.execute(_JOBS.with_for_update(), {"jobs": some}).mappings():
             values = stating[row["id"]].merge_job(dict(row))
             named = {f"new_{name}": value for name, value in values.items()}
@@ -273,7 +270,7 @@ def _write_iterations(conn: Connection, folds: Sequence[_Fold]) -> dict[tuple[st
     }
     known = {
         (row["job_id"], row["number"]): row
-        for some in _slices(names)
+        for some in slices(names)
         for row in conn.execute(_ITERATIONS, _name(some)).mappings()
     }
     rows = []
@@ -300,7 +297,7 @@ def _write_iterations(conn: Connection, folds: Sequence[_Fold]) -> dict[tuple[st
     ]
     return {name: row["id"] for name, row in known.items()} | {
         (job_id, number): row_id
-        for some in _slices([name for name in needed if name not in known])
+        for some in slices([name for name in needed if name not in known])
         for row_id, job_id, number in conn.execute(_IDS, _name(some))
     }
 
@@ -320,7 +317,7 @@ def _write_phases(conn: Connection, folds: Sequence[_Fold], ids: Mapping[tuple[s
         return
     known = {
         (row["iteration_id"], row["kind"]): row
-        for some in _slices(list(dict.fromkeys(key[0] for key in own)))
+        for some in slices(list(dict.fromkeys(key[0] for key in own)))
         for row in conn.execute(_STEPS, {"ids": some}).mappings()
     }
     rows = []
@@ -363,10 +360,6 @@ def _upsert_newest(dialect: str, table: Table, key: tuple[str, ...]) -> Any:
         return later if "attempt" in key else or_(old.attempt != new.attempt, later)
 
     return upsert(dialect, table, key, changed, where=is_newer)
-
-
-def _slices(keys: Sequence[T]) -> list[Sequence[T]]:
-    return [keys[first : first + _AT_ONCE] for first in range(0, len(keys), _AT_ONCE)]
 
 
 def _float(value: object) -> float | None:

@@ -103,19 +103,6 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransitionRow:
-    """One move of a job."""
-
-    job_id: str
-    at: datetime
-    stage_from: Stage | None  # None: the job was made
-    stage_to: Stage | None  # None: the job is final
-    status: Status
-    reason: Reason | None
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IterationRow:
     """One iteration of a job. A run that names none has one, number 1."""
 

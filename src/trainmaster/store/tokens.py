@@ -73,8 +73,7 @@ def find_token(db: Database, token: str) -> Token | None:
     if not SHAPE.fullmatch(token):
         return None
     wanted = digest(token)
-    with db.read() as conn:
-        row = conn.execute(_OWNED.where(_TOKENS.hash == wanted)).mappings().first()
+    row = db.first(_OWNED.where(_TOKENS.hash == wanted))
     # The index has compared hashes, which tells nothing of a token; the last word is in constant time all the same.
     if row is None or not hmac.compare_digest(row["hash"], wanted) or not _is_good(row):
         return None
@@ -83,8 +82,7 @@ def find_token(db: Database, token: str) -> Token | None:
 
 def is_live(db: Database, token_id: int) -> bool:
     """Whether a token that was let in is still good."""
-    with db.read() as conn:
-        row = conn.execute(_OWNED.where(_TOKENS.id == token_id)).mappings().first()
+    row = db.first(_OWNED.where(_TOKENS.id == token_id))
     return row is not None and _is_good(row)
 
 
@@ -120,16 +118,14 @@ def _is_good(row: RowMapping) -> bool:
 
 def any_live(db: Database) -> bool:
     """Whether anybody could be let in with a token."""
-    with db.read() as conn:
-        return conn.execute(select(_TOKENS.id).where(_TOKENS.revoked_at.is_(None)).limit(1)).first() is not None
+    return db.first(select(_TOKENS.id).where(_TOKENS.revoked_at.is_(None)).limit(1)) is not None
 
 
 def list_owned(db: Database, person: int) -> list[Token]:
     """Tokens that a person made, by name; without revoked ones."""
     query = select(t.tokens).join(t.token_owners, t.token_owners.c.token == _TOKENS.id).order_by(_TOKENS.name)
-    with db.read() as conn:
-        rows = conn.execute(query.where(t.token_owners.c.person == person, _TOKENS.revoked_at.is_(None))).mappings()
-        return [_row(row) for row in rows]
+    rows = db.mappings(query.where(t.token_owners.c.person == person, _TOKENS.revoked_at.is_(None)))
+    return [_row(row) for row in rows]
 
 
 def list_tokens(db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0) -> list[Token]:
@@ -137,13 +133,11 @@ def list_tokens(db: Database, *, project: str | None = None, limit: int | None =
     query = select(t.tokens).order_by(_TOKENS.name).limit(limit).offset(offset)
     if project is not None:
         query = query.where(_TOKENS.project == project)
-    with db.read() as conn:
-        return [_row(row) for row in conn.execute(query).mappings()]
+    return [_row(row) for row in db.mappings(query)]
 
 
 def find_by_name(db: Database, name: str) -> Token | None:
-    with db.read() as conn:
-        row = conn.execute(select(t.tokens).where(_TOKENS.name == name)).mappings().first()
+    row = db.first(select(t.tokens).where(_TOKENS.name == name))
     return _row(row) if row is not None else None
 
 

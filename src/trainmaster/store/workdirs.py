@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,10 +10,9 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from trainmaster.core.workdir import PREFIX
 from trainmaster.store import tables as t
-from trainmaster.store.columns import Shapeless, Sound, upsert
+from trainmaster.store.columns import Shapeless, Sound, slices, upsert
 from trainmaster.store.database import Database
 
-_AT_ONCE = 500  # keys in one query
 _B, _W = t.blobs.c, t.workdirs.c
 
 
@@ -41,7 +40,7 @@ def find_blobs(db: Database, project: str, digests: Collection[str]) -> dict[str
     """The chunks of a project among these, by their SHA-256."""
     blobs = {}
     with db.read() as conn:
-        for some in _slices(digests):
+        for some in slices(digests):
             query = select(_B.sha256, _B.size_bytes, _B.place).where(_B.project == project, _B.sha256.in_(some))
             blobs.update({row["sha256"]: BlobRow(**row) for row in conn.execute(query).mappings()})
     return blobs
@@ -50,7 +49,7 @@ def find_blobs(db: Database, project: str, digests: Collection[str]) -> dict[str
 def touch_blobs(conn: Connection, project: str, digests: Collection[str], *, at: datetime) -> int:
     """Note that an upload needs these chunks now: a sweep leaves them. The number of those that are there."""
     count = 0
-    for some in _slices(digests):
+    for some in slices(sorted(digests)):  # two uploads at once lock rows in the same order
         change = update(t.blobs).where(_B.project == project, _B.sha256.in_(some)).values(used_at=at)
         count += conn.execute(change).rowcount
     return count
@@ -65,10 +64,7 @@ def insert_blob(conn: Connection, project: str, blob: BlobRow, *, at: datetime) 
 
 def sum_bytes(db: Database, project: str) -> int:
     """Bytes of all chunks of a project."""
-    with db.read() as conn:
-        return int(
-            conn.execute(select(func.coalesce(func.sum(_B.size_bytes), 0)).where(_B.project == project)).scalar_one()
-        )
+    return int(db.scalar(select(func.coalesce(func.sum(_B.size_bytes), 0)).where(_B.project == project)))
 
 
 def put_workdir(conn: Connection, row: WorkdirRow, *, at: datetime) -> None:
@@ -79,16 +75,13 @@ def put_workdir(conn: Connection, row: WorkdirRow, *, at: datetime) -> None:
 
 
 def find_workdir(db: Database, project: str, sha256: str) -> WorkdirRow | None:
-    with db.read() as conn:
-        query = select(t.workdirs).where(_W.project == project, _W.sha256 == sha256)
-        row = conn.execute(query).mappings().first()
+    row = db.first(select(t.workdirs).where(_W.project == project, _W.sha256 == sha256))
     return _row(dict(row)) if row is not None else None
 
 
 def list_workdirs(db: Database) -> list[WorkdirRow]:
     """Every snapshot."""
-    with db.read() as conn:
-        return [_row(dict(row)) for row in conn.execute(select(t.workdirs)).mappings()]
+    return [_row(dict(row)) for row in db.mappings(select(t.workdirs))]
 
 
 def delete_unused(conn: Connection, *, before: datetime) -> int:
@@ -111,8 +104,7 @@ def delete_unused(conn: Connection, *, before: datetime) -> int:
 def list_old_blobs(db: Database, *, before: datetime) -> list[tuple[str, BlobRow]]:
     """Chunks that no upload has touched since `before`, with their project."""
     query = select(_B.project, _B.sha256, _B.size_bytes, _B.place).where(_B.used_at < before)
-    with db.read() as conn:
-        rows = conn.execute(query).mappings().all()
+    rows = db.mappings(query)
     return [
         (row["project"], BlobRow(sha256=row["sha256"], size_bytes=row["size_bytes"], place=row["place"]))
         for row in rows
@@ -128,9 +120,3 @@ def delete_blob(conn: Connection, project: str, sha256: str, *, before: datetime
 def _row(row: dict[str, object]) -> WorkdirRow:
     row.pop("used_at")
     return WorkdirRow(**{**row, "manifest": tuple(row["manifest"])})  # type: ignore[arg-type]
-
-
-def _slices(digests: Collection[str]) -> Iterator[Sequence[str]]:
-    ordered = sorted(digests)  # two uploads at once lock rows in the same order
-    for first in range(0, len(ordered), _AT_ONCE):
-        yield ordered[first : first + _AT_ONCE]

@@ -181,6 +181,13 @@ def scope(who: Caller, project: str | None) -> str | None:
     return project if project is not None else who.project
 
 
+def need_all_of(who: Caller, project: str | None) -> None:
+    """Refuse to make something with more rights than its creator has."""
+    if project is None and who.project is not None:
+        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
+    need(who, Role.ADMIN, project=project)
+
+
 @contextlib.contextmanager
 def creating() -> Iterator[None]:
     """Turn the errors of a submission into answers."""

@@ -107,15 +107,11 @@ def set_priority(
 
 @router.post("/jobs/{uuid}/resume")
 def resume(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
-    with dependencies.creating():
-        dependencies.need_trust(request, who, row.spec)
-        following, _ = submitting.resume(db, row.id, by=who.name)
+    following, _ = routes.follow(request, row, db, who, submitting.resume)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)
 
 
 @router.post("/jobs/{uuid}/rerun")
 def rerun(request: Request, row: dependencies.Job, db: dependencies.Db, who: dependencies.User) -> Response:
-    with dependencies.creating():
-        dependencies.need_trust(request, who, row.spec)
-        following, _ = submitting.run_again(db, row.id, by=who.name)
+    following, _ = routes.follow(request, row, db, who, submitting.run_again)
     return RedirectResponse(f"/jobs/{following.id}", status_code=303)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.cluster.sagemaker.check import SageMakerNodes
     from trainmaster.targets import ReachesNodes, RunsClusterJobs, Target
+
+T = TypeVar("T")
 
 
 def elsewhere(word: str | None) -> str | None:
@@ -58,6 +61,21 @@ def runs_as_job(word: str | None, verb: str) -> bool:
 
     stated = targets.find_traits(word or "")
     return stated is not None and verb in stated.one_job
+
+
+def ask(answer: Coroutine[Any, Any, T]) -> T:
+    """Run a request to targets to its end, with the connections that they opened."""
+    import asyncio
+
+    from trainmaster import targets
+
+    async def go() -> T:
+        try:
+            return await answer
+        finally:
+            await targets.close()
+
+    return asyncio.run(go())
 
 
 def _load(word: str, verb: str) -> Target:

@@ -37,11 +37,5 @@ def require_spec(document: Document, path: Path) -> None:
         )
 
 
-def refuse_script(path: Path) -> None:
-    """UsageError for a program where a job spec is needed."""
-    if path.suffix in (".py", ".sh", ".ipynb"):
-        raise UsageError(f"{path} is a script, not a spec; start from: trainmaster examples command.yaml > job.yaml")
-
-
 def _names(document: Document) -> set[str]:
     return set(map(str, document.value)) if isinstance(document.value, dict) else set()

@@ -48,6 +48,7 @@ class HomeJobs(HomeQueue):
         self.home, self.db, self._storage = home, db, storage
 
     def find(self, word: str) -> str:
+        """The id of the job with this id, a unique beginning of it, or the newest with this name; else UsageError."""
         from trainmaster.store import heads
 
         rows = heads.search_heads(self.db, word) if word else []  # every id begins with nothing: cancel "$UNSET"
@@ -73,6 +74,7 @@ class HomeJobs(HomeQueue):
         folded: bool = False,
         by: str | None = None,
     ) -> JobsPage:
+        """A page of jobs, of this submitter where one is named; `folded`: without the trials of sets."""
         from trainmaster.pages import jobs, sets
 
         if folded and (status, find, by) == (None, None, None):
@@ -88,6 +90,7 @@ class HomeJobs(HomeQueue):
         return page
 
     def line(self, job_id: str) -> JobLine:
+        """The job as a line of the list: cheap enough to poll."""
         from trainmaster.pages import jobs
         from trainmaster.pages.parts import shapes
         from trainmaster.store.heads import find_head
@@ -100,24 +103,22 @@ class HomeJobs(HomeQueue):
             return shapes.line_without_spec(head)
 
     def curve(self, job_id: str, *, points: int) -> RunCurve:
+        """About so many points of its loss."""
         from trainmaster.pages import compare
 
         return compare.read_curve(self.db, job_id, metric="loss", points=points)
 
     def transitions(self, job_id: str) -> tuple[Transition, ...]:
-        from trainmaster.pages import transitions
+        from trainmaster.store import jobs
 
-        return transitions.read(self.db, job_id).transitions
+        return tuple(jobs.list_transitions(self.db, job_id))
 
     def deliveries(self, job_id: str) -> tuple[Delivery, ...]:
         from trainmaster.pages import deliveries
 
         return deliveries.read(self.db, job=job_id).deliveries
 
-    def submit(self, spec: JobSpec, *, key: str | None) -> Submitted:
-        return self._submit(spec, key=key)
-
-    def _submit(self, spec: JobSpec, *, key: str | None, again_of: str | None = None) -> Submitted:
+    def submit(self, spec: JobSpec, *, key: str | None, again_of: str | None = None) -> Submitted:
         from trainmaster.control import budget, known_targets
         from trainmaster.control import submit as submitting
         from trainmaster.pages.parts import shapes
@@ -127,17 +128,24 @@ class HomeJobs(HomeQueue):
         return shapes.submitted(row, new=new, note=budget.note_uncounted(self.db, row))
 
     def check(self, spec: JobSpec, *, key: str | None) -> None:
+        """Refuse what `submit` would refuse, before the working folder is uploaded."""
         from trainmaster.control import submit as submitting
 
         submitting.check_only(self.db, replace(spec, workdir=None), key=key)
 
     def receiver(self, project: str) -> Receiver:
+        """Where snapshots of working folders of a project go."""
+
         return _Receiver(self.db, self._open_storage(), project)
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
+        """Continue an ended job as a new one; `values` are `key.path=value` changes of its spec."""
+
         return self._submit_changed(job_id, [*values, f"resume_from={job_id}"])
 
     def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:
+        """Run a job again from the beginning, as a new one."""
+
         return self._submit_changed(job_id, [*values, "resume_from=null"], again_of=job_id)
 
     def _submit_changed(self, job_id: str, values: Sequence[str], again_of: str | None = None) -> Submitted:
@@ -146,7 +154,7 @@ class HomeJobs(HomeQueue):
         from trainmaster.documents import yaml_file
 
         spec = parse_spec(yaml_file.override(to_plain(self._row(job_id).spec), values))
-        return self._submit(spec, key=None, again_of=again_of)
+        return self.submit(spec, key=None, again_of=again_of)
 
     def cancel(self, job_id: str) -> Job:
         from trainmaster.control import submit as submitting
@@ -155,22 +163,26 @@ class HomeJobs(HomeQueue):
         return shapes.job(submitting.cancel(self.db, job_id))
 
     def delete(self, job_id: str) -> None:
+        """Delete a final job with everything it left."""
         from trainmaster.control import maintain
 
         maintain.delete_job(self.db, self._open_storage(), self.home, job_id, by=_BY)
 
     def drive(self, job_id: str) -> contextlib.AbstractContextManager[None]:
+        """Keep this job progressing while the block runs, and those that have begun, where no server does."""
         from trainmaster.cli._jobs.inline_reconciler import driving
 
         return driving(self.db, self.home, job_id)
 
     def is_driven(self) -> bool:
+        """Whether a server or a worker drives the jobs now."""
         from trainmaster.control import liveness
         from trainmaster.store import leases
 
         return liveness.is_alive(self.home) or leases.is_held_elsewhere(self.db, socket.gethostname())
 
     def last_driven(self) -> datetime | None:
+        """When the jobs were last driven; None: never, or not known."""
         from trainmaster.control import liveness
 
         return liveness.last_seen(self.home)
@@ -223,6 +235,8 @@ class HomeJobs(HomeQueue):
         return tuple(streams)
 
     def log_piece(self, job_id: str, stream: str, *, attempt: int, offset: int) -> bytes:
+        """Bytes of a stream from an offset; empty at its end."""
+
         import asyncio
 
         from trainmaster.control.log_view import logs
@@ -250,6 +264,7 @@ class HomeJobs(HomeQueue):
             offset += len(piece)
 
     def checkpoint(self, job_id: str) -> CheckpointFiles:
+        """The newest checkpoint of a job; an error where it has saved none."""
         from trainmaster.api.files import CheckpointFile, CheckpointFiles
         from trainmaster.control import checkpoints
 
@@ -284,6 +299,7 @@ class HomeJobs(HomeQueue):
         return ledger
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
+        """Set a budget; None removes it."""
         from trainmaster.store import audit, costs
 
         if recognise(project):
@@ -297,9 +313,9 @@ class HomeJobs(HomeQueue):
                 audit.record(conn, who=_BY, action="budget.remove", subject=subject)
 
     def tokens(self) -> tuple[Token, ...]:
-        from trainmaster.pages import tokens
+        from trainmaster.store import tokens
 
-        return tokens.read(self.db).tokens
+        return tuple(tokens.list_tokens(self.db))
 
     def create_token(self, name: str, *, role: str, project: str | None) -> str:
         from trainmaster.core.roles import Role
@@ -328,14 +344,9 @@ class HomeJobs(HomeQueue):
             audit.record(conn, who=_BY, action="token.revoke", subject=f"token:{name}")
 
     def targets(self) -> tuple[KnownTarget, ...]:
-        from trainmaster.api.codec import fill
-        from trainmaster.api.targets import KnownTarget, TargetGrant
         from trainmaster.control import known_targets
 
-        return tuple(
-            fill(KnownTarget, shown, granted=tuple(fill(TargetGrant, one) for one in shown.granted))
-            for shown in known_targets.show(self.db)
-        )
+        return tuple(known_targets.show(self.db))
 
     def add_target(self, name: str, word: str) -> None:
         from trainmaster.cli._home import find_storage

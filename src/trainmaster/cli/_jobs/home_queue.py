@@ -55,6 +55,7 @@ class HomeQueue:
             audit.record(conn, who=_BY, action="share.set", subject=f"share:{project}", detail=detail)
 
     def set_priority(self, job_id: str, priority: str) -> Job:
+        """Of a job that waits in our own queue."""
         from trainmaster.control.queueing import priority as priorities
         from trainmaster.pages.parts import shapes
 
@@ -72,11 +73,13 @@ class HomeQueue:
         return SubmittedSet(set=page.set, trials=page.trials, new=new)
 
     def find_set(self, word: str) -> SetPage | None:
+        """The set of runs with this id, a unique beginning of it, or the newest of this name."""
         from trainmaster.pages import sets
 
         return sets.read_one(self.db, word)
 
     def sets(self, *, project: str | None, find: str | None = None) -> Sequence[SetLine]:
+        """Sets, newest first; `find`: of this name, or whose id begins so."""
         from trainmaster.pages import sets
 
         return list(sets.read(self.db, project=project, find=find).sets)
@@ -88,12 +91,14 @@ class HomeQueue:
         return self._set(set_id)
 
     def pause_set(self, set_id: str) -> SetPage:
+        """No time of its schedule comes until it is resumed."""
         from trainmaster.control.queueing import schedules
 
         schedules.pause(self.db, set_id)
         return self._set(set_id)
 
     def resume_set(self, set_id: str) -> SetPage:
+        """Its schedule goes on with the next time from now."""
         from trainmaster.control.queueing import schedules
 
         schedules.go_on(self.db, set_id, now=datetime.now(UTC))

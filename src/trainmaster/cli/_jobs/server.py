@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from trainmaster.api.codec import fill
 from trainmaster.api.costs import CostPage, JobSpending
 from trainmaster.cli import _console
 from trainmaster.cli._views.sets import refuse_set
@@ -19,7 +20,7 @@ from trainmaster.core.ids import is_uuid
 if TYPE_CHECKING:
     from trainmaster.api.events import Event
     from trainmaster.api.goodput import GoodputPage
-    from trainmaster.api.jobs import Job, JobLine, JobsPage, Submitted
+    from trainmaster.api.jobs import JobLine, JobsPage, Submitted
     from trainmaster.api.sets import SetLine, SetPage, SubmittedSet
     from trainmaster.client import Client
     from trainmaster.core.config.sweep import Sweep
@@ -59,10 +60,13 @@ class ServerJobs:
         self.machines = client.machines
         self.drain_machine = client.drain_machine
         self.readmit_machine = client.readmit_machine
+        self.set_share = client.set_share
+        self.set_priority = client.set_priority
         self.tokens = client.tokens
         self.create_token = client.create_token
         self.revoke_token = client.revoke_token
         self.targets = client.targets
+        self.add_target = client.add_target
         self.remove_target = client.remove_target
         self.grant_target = client.grant_target
         self.revoke_target = client.revoke_target
@@ -224,31 +228,14 @@ class ServerJobs:
             when = f"{month:%Y-%m}" if month is not None else None
             return self._client.spending(project=project, month=when, limit=limit)
         page, cost = self._client.job(job_id), self._client.job_cost(job_id)
-        line = JobSpending(
-            id=page.id,
-            name=page.name,
-            project=page.project,
-            status=page.status,
-            cents=cost.total.cents,
-            known_cents=cost.total.known_cents,
-            cents_per_hour=cost.cents_per_hour,
-            left_s=cost.left_s,
-            forecast_cents=cost.forecast_cents,
-            max_cost_cents=cost.max_cost_cents,
-            submitted_by=page.submitted_by,
-        )
+        of_job = {name: getattr(page, name) for name in ("id", "name", "project", "status", "submitted_by")}
+        line = fill(JobSpending, cost, **of_job, cents=cost.total.cents, known_cents=cost.total.known_cents)
         now = datetime.now(UTC)
         return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)
 
     def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage:
         when = f"{month:%Y-%m}" if month is not None else None
         return self._client.goodput(project=project, month=when, limit=limit)
-
-    def set_share(self, project: str, *, weight: float, quota: int | None) -> None:
-        self._client.set_share(project, weight=weight, quota=quota)
-
-    def set_priority(self, job_id: str, priority: str) -> Job:
-        return self._client.set_priority(job_id, priority)
 
     def set_budget(self, project: str, period: str, cents: int | None) -> None:
         from trainmaster.client import NotFound
@@ -258,9 +245,6 @@ class ServerJobs:
             return
         with contextlib.suppress(NotFound):  # there was none: nothing to remove
             self._client.remove_budget(project, period)
-
-    def add_target(self, name: str, word: str) -> None:
-        self._client.add_target(name, word)
 
 
 def _to_document(spec: JobSpec) -> dict[str, Any]:

@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 _SHOWN = 5  # trials of a search, and times of a schedule, in a dry run
 
 
-def refuse_options(*, follow: bool) -> None:
-    """UsageError for what a set has not."""
-    if follow:
-        raise UsageError("--follow watches one job; a set has `trainmaster show NAME`")
-
-
 def change(sweep: Sweep, edit: Callable[[JobSpec], JobSpec]) -> Sweep:
     """The sweep with each trial's spec changed."""
     return replace(sweep, trials=tuple(replace(trial, spec=edit(trial.spec)) for trial in sweep.trials))

@@ -27,12 +27,7 @@ Suite = Annotated[
     typer.Option(metavar="quick|full", help="Checks, bandwidth and training in one run, with one report to sign."),
 ]
 On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="TARGET",
-        help="Nodes: {targets:accept}; local or without: this machine.",
-    ),
+    str | None, typer.Option("--on", metavar="TARGET", help="Nodes: {targets:accept}; local or without: this machine.")
 ]
 Nodes = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Instances of the training job, with --on sagemaker; else 1.")

@@ -107,11 +107,7 @@ def _document(proof: Proof) -> dict[str, Any]:
             }
             for one in proof.struck
         ],
-        "counts": {
-            "planned": proof.tally.planned,
-            "done": proof.tally.done,
-            "left_out": len(_left_out(proof)),
-        },
+        "counts": {"planned": proof.tally.planned, "done": proof.tally.done, "left_out": len(_left_out(proof))},
         "left_out": _left_out(proof),
         "not_tried": NOT_TRIED,
         "not_seen": NOT_SEEN,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,18 @@ def show(commands: Sequence[Sequence[str]]) -> None:
     """Print commands ready to paste."""
     for command in commands:
         _console.out.out(shlex.join(command), highlight=False)
+
+
+def tell(done: str, outcomes: Iterable[tuple[str, str | None]]) -> bool:
+    """Say what became of each node, by its fault; whether one was not done."""
+    failed = False
+    for node, fault in outcomes:
+        if fault is None:
+            _console.note(f"{done}  {plain(node)}")
+        else:
+            failed = True
+            _console.err.print(f"[bold red]not done[/] {plain(fault)}", soft_wrap=True)
+    return failed
 
 
 def plain(text: str) -> str:

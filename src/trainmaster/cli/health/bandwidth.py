@@ -42,8 +42,7 @@ def bandwidth(
     ] = None,
     backend: Annotated[str | None, typer.Option(help="nccl or gloo; without: nccl where there are GPUs.")] = None,
     expect_transport: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket."),
+        str | None, typer.Option(metavar="NAME", help="Required: EFA, IB, gIB, FasTrak, NVLS, P2P or Socket.")
     ] = None,
     min_busbw: Annotated[
         float | None, typer.Option(metavar="GB/S", help="Your own floor for the largest size, instead of a baseline.")
@@ -90,7 +89,10 @@ def bandwidth(
     names, wanted = parse_collectives(collective or []), parse_expected(expect_transport)
     on = elsewhere(on)
     if nccl_tests is not None:
-        _refuse_nodes(on)
+        if on is not None:
+            raise UsageError(
+                "--on starts ranks of our own: leave --nccl-tests out, or run nccl-tests with your scheduler"
+            )
         result = _nccl_tests(nccl_tests, names if collective else (), max_size, ranks, min_busbw, wanted)
         _end(result, as_json=as_json, strict=strict)
     if backend not in (None, "nccl", "gloo"):
@@ -107,11 +109,6 @@ def _refuse_floor(least_gbps: float | None) -> None:
     """UsageError for a floor that every measurement meets (0, negative) or that compares with none (nan, inf)."""
     if least_gbps is not None and not (math.isfinite(least_gbps) and least_gbps > 0):
         raise UsageError(f"--min-busbw {least_gbps:g}: write a number of GB/s above 0")
-
-
-def _refuse_nodes(on: str | None) -> None:
-    if on is not None:
-        raise UsageError("--on starts ranks of our own: leave --nccl-tests out, or run nccl-tests with your scheduler")
 
 
 def _measure(

@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from trainmaster.core.health import ClusterHealth, NodeHealth
 
 _COLLECTIVES = "collectives"
-_On = Annotated[
-    str | None,
-    typer.Option("--on", metavar="TARGET", help="Nodes: {targets:check}."),
-]
+_On = Annotated[str | None, typer.Option("--on", metavar="TARGET", help="Nodes: {targets:check}.")]
 _Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="WORD", help="What it should have: gpus=8, ml.p5.48xlarge, H200 or a YAML file; later wins."),
@@ -125,6 +122,7 @@ def check(
     """
     from trainmaster.cluster.health import diff as between
     from trainmaster.cluster.health import evidence
+    from trainmaster.cluster.health.check import plan
     from trainmaster.core.results import exit_code
 
     on = elsewhere(on)
@@ -132,7 +130,7 @@ def check(
     wanted = read_words(expect or [])
     # Before anything is written: a wrong name makes no folder.
     here = _plan_here(level, read_names(only), read_names(skip)) if on is None else []
-    cluster = _plan_cluster(level, read_names(only), read_names(skip)) if on is not None else None
+    cluster = plan(level, read_names(only), read_names(skip)) if on is not None else None
     if dry_run and on is not None and cluster is not None:
         return _print_request(on, wanted, cluster, nodes=nodes, timeout_s=timeout, as_json=as_json)
     if out is not None:
@@ -211,12 +209,6 @@ def _plan_here(level: int, only: list[str], skip: list[str]) -> list[str]:
             "`trainmaster bandwidth`"
         )
     return checks.plan(level, only, [name for name in skip if name != _COLLECTIVES])
-
-
-def _plan_cluster(level: int, only: list[str], skip: list[str]) -> ClusterPlan:
-    from trainmaster.cluster.health.check import plan
-
-    return plan(level, only, skip)
 
 
 def read_words(words: list[str]) -> list[str | Mapping[str, object]]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trainmaster.cli import _console
+from trainmaster.cli._documents.hosts_file import ask
 from trainmaster.cli._documents.manifest_file import load
 from trainmaster.cli._jobs import cluster_shell, cluster_test
 from trainmaster.core.errors import Fault, SpecError
@@ -121,9 +122,6 @@ def rights(
 
       trainmaster cluster rights kubernetes:cluster.yaml --manifest | kubectl apply -f -
     """
-    import asyncio
-
-    from trainmaster import targets
     from trainmaster.targets.kubernetes import read_settings
     from trainmaster.targets.kubernetes import rights as needed
 
@@ -132,13 +130,7 @@ def rights(
         _console.out.out(needed.render_role(settings, shell=shell), end="")
         return
 
-    async def query() -> list[needed.Answer]:
-        try:
-            return await needed.check(settings, shell=shell)
-        finally:
-            await targets.close()
-
-    answers = asyncio.run(query())
+    answers = ask(needed.check(settings, shell=shell))
     if json:
         _console.out.out(
             json_.dumps([{"right": str(answer.right), "allowed": answer.allowed} for answer in answers], indent=2)

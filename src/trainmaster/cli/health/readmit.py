@@ -53,11 +53,5 @@ def readmit(
         if back:
             _console.note("dry run: nothing was done; --yes does it")
         raise typer.Exit(1 if stay else 0)
-    failed = bool(stay)
-    for node in back:
-        if (fault := drain.resume(node, scheduler, folder, through)) is None:
-            _console.note(f"resumed  {remedy_text.plain(node)}")
-        else:
-            failed = True
-            _console.err.print(f"[bold red]not done[/] {remedy_text.plain(fault)}", soft_wrap=True)
-    raise typer.Exit(1 if failed else 0)
+    failed = remedy_text.tell("resumed", ((node, drain.resume(node, scheduler, folder, through)) for node in back))
+    raise typer.Exit(1 if failed or stay else 0)

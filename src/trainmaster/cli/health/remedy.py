@@ -61,14 +61,8 @@ def remedy(
     if not yes:
         _console.note("dry run: nothing was done; --yes does it")
         return
-    failed = False
-    for planned in plan.drains:
-        if (fault := drain.drain(planned, scheduler, folder, through)) is None:
-            _console.note(f"drained  {remedy_text.plain(planned.node)}")
-        else:
-            failed = True
-            _console.err.print(f"[bold red]not done[/] {remedy_text.plain(fault)}", soft_wrap=True)
-    raise typer.Exit(1 if failed else 0)
+    outcomes = ((planned.node, drain.drain(planned, scheduler, folder, through)) for planned in plan.drains)
+    raise typer.Exit(1 if remedy_text.tell("drained", outcomes) else 0)
 
 
 def _show(plan: Selection, scheduler: Scheduler) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import DATABASE, DATABASE_FILE, HomeOption, locate
+from trainmaster.cli._home import DATABASE, DATABASE_FILE, HomeOption, locate, needing
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.errors import UsageError
 
 if TYPE_CHECKING:
     from trainmaster.api.jobs import JobPage
@@ -48,10 +48,8 @@ def report(
 
       trainmaster report 3f2a --server https://trainmaster.example.org --out run.html
     """
-    try:
+    with needing("reports"):
         from trainmaster import report as reports
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("reports", "server") from missing
     wanted = [word.strip().lstrip(".") for word in formats.split(",") if word.strip()]
     unknown = [word for word in wanted if word not in reports.FORMATS]
     if unknown or not wanted:

@@ -19,7 +19,8 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.money.cost import dollars, submitter
 
 if TYPE_CHECKING:
-    from trainmaster.api.costs import BudgetLine, CostPage, ProjectSpending, SpendingLine
+    from trainmaster.api.costs import BudgetLine, CostPage
+    from trainmaster.core.money.cost import Cents
 
 _CAP = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})=\$?([0-9]+(?:\.[0-9]{1,2})?|none)(?:/(month|total))?")
 
@@ -102,7 +103,8 @@ def _print(page: CostPage, *, single: bool) -> None:
     sums = _table("project", "jobs", "GPU hours", f"cost {page.month or 'in all'}", "per hour")
     for total in page.projects:
         rate = dollars(total.cents_per_hour) if total.cents_per_hour else ""
-        sums.add_row(escape(total.project), str(total.jobs), f"{total.gpu_hours:,.1f}", _sum(total), rate)
+        paid = _cost(total.known_cents, total.unknown_jobs)
+        sums.add_row(escape(total.project), str(total.jobs), f"{total.gpu_hours:,.1f}", paid, rate)
     if page.projects:
         _console.out.print()
         _console.out.print(sums)
@@ -111,7 +113,8 @@ def _print(page: CostPage, *, single: bool) -> None:
         if lines:
             used = _table(what, "attempts", "GPU hours", f"cost {page.month or 'in all'}")
             for of in lines:
-                used.add_row(escape(submitter(of.name)), f"{of.attempts:,}", f"{of.gpu_hours:,.1f}", _cost(of))
+                paid = _cost(of.known_cents, of.unknown_parts)
+                used.add_row(escape(submitter(of.name)), f"{of.attempts:,}", f"{of.gpu_hours:,.1f}", paid)
             _console.out.print()
             _console.out.print(used)
     if page.budgets:
@@ -132,18 +135,10 @@ def _note_ended(page: CostPage) -> None:
         _console.note(f"of it jobs that {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
 
 
-def _sum(total: ProjectSpending) -> str:
-    known = dollars(total.known_cents)
-    if not total.unknown_jobs:
-        return known
-    return f"{known} and {total.unknown_jobs} of unknown price" if total.known_cents else "unknown"
-
-
-def _cost(line: SpendingLine) -> str:
-    known = dollars(line.known_cents)
-    if not line.unknown_parts:
-        return known
-    return f"{known} and {line.unknown_parts} of unknown price" if line.known_cents else "unknown"
+def _cost(known_cents: Cents, unknown: int) -> str:
+    if not unknown:
+        return dollars(known_cents)
+    return f"{dollars(known_cents)} and {unknown} of unknown price" if known_cents else "unknown"
 
 
 def _spent(row: BudgetLine) -> str:

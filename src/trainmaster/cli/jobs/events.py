@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,12 +11,13 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
-from trainmaster.cli._views import event_line
 from trainmaster.core.errors import UsageError
 from trainmaster.core.events import Phase
 
 if TYPE_CHECKING:
     from trainmaster.api.events import Event
+
+_WORST = ("fail", "error", "warn", "pass", "skip")
 
 
 def events(
@@ -57,7 +59,42 @@ def _print(event: Event, *, json: bool) -> None:
         return
     when = event.ts.astimezone().strftime("%H:%M:%S") if event.ts else "--:--:--"
     if event.phase:
-        what = event_line.describe(event.phase, event.event or "", event.data)
+        what = describe(event.phase, event.event or "", event.data)
     else:
         what = f"malformed ({event.fault}): {event.text}"
     _console.out.out(f"{when} {what}".rstrip())
+
+
+def describe(phase: str, event: str, data: Mapping[str, Any]) -> str:
+    """`PREFLIGHT cpu pass: 2 CPUs usable`; other events as `PHASE event name=value …` without nested values."""
+    findings = data.get("findings") if (phase, event) == ("PREFLIGHT", "check") else None
+    valid = [item for item in findings if isinstance(item, Mapping)] if isinstance(findings, list) else []
+    if valid:
+        return _describe_check(data, valid)
+    words = (f"{name}={_text(value)}" for name, value in data.items() if _is_plain(value) and name != "message")
+    message = data.get("message")
+    return " ".join([phase, event, *words]) + (f": {message}" if message else "")
+
+
+def _describe_check(data: Mapping[str, Any], findings: Sequence[Mapping[str, Any]]) -> str:
+    """The worst finding; a check of eight GPUs has eight, which are often the same."""
+    worst = min(findings, key=_rank)
+    device = f" {worst['device']}" if worst.get("device") else ""
+    more = sum(_rank(item) == _rank(worst) for item in findings) - 1
+    rest = f" (and {more} more)" if more else ""
+    return f"PREFLIGHT {data.get('check')}{device} {data.get('verdict')}: {worst.get('reason')}{rest}"
+
+
+def _rank(finding: Mapping[str, Any]) -> int:
+    word = str(finding.get("verdict"))
+    return _WORST.index(word) if word in _WORST else 0
+
+
+def _is_plain(value: object) -> bool:
+    return value is not None and not isinstance(value, (Mapping, list, tuple))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return str(value)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, locate, open_home
+from trainmaster.cli._documents.hosts_file import ask
+from trainmaster.cli._home import HomeOption, locate, needing, open_home
 from trainmaster.core.errors import TargetError, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.control.reap import Leftover
     from trainmaster.store.database import Database
-
-T = TypeVar("T")
 
 
 def reap(
@@ -28,8 +25,7 @@ def reap(
         bool, typer.Option("--no-database", help="Ask the targets alone: names ALL that they run for this home.")
     ] = False,
     any_home: Annotated[
-        bool,
-        typer.Option("--any-home", help="With --no-database: rented machines of every home folder count as ours."),
+        bool, typer.Option("--any-home", help="With --no-database: rented machines of every home folder count as ours.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
@@ -51,28 +47,24 @@ def reap(
 
       trainmaster reap --no-database --any-home --on lambda --yes     (with the API key alone)
     """
-    try:
+    with needing("the control plane"):
         from trainmaster import targets
         from trainmaster.control import reap as control_reap
-    except ModuleNotFoundError as missing:
-        from trainmaster.core.errors import MissingExtra
-
-        raise MissingExtra("the control plane", "server") from missing
     if any_home and not no_database:
         raise UsageError("--any-home goes with --no-database: a database names the machines that are ours")
     folder, db = _open(home, no_database=no_database)
     on = on or [name for name in targets.names() if targets.traits(name).here]
-    leftovers = _run(control_reap.find(db, folder, on, any_home=any_home))
+    leftovers = ask(control_reap.find(db, folder, on, any_home=any_home))
     ended: dict[str, str] = {}
     for left in leftovers:
         if yes and left.ours:
             try:
-                _run(control_reap.end(db, left))
+                ask(control_reap.end(db, left))
                 ended[left.attempt] = "ended"
             except TargetError as error:
                 ended[left.attempt] = f"not ended: {error}"
     if ended:  # ended is what the target no longer lists, not what it promised
-        again = {left.attempt for left in _run(control_reap.find(db, folder, on, any_home=any_home))}
+        again = {left.attempt for left in ask(control_reap.find(db, folder, on, any_home=any_home))}
         ended |= {attempt: "still there" for attempt in again if ended.get(attempt) == "ended"}
     still = [left for left in leftovers if left.ours and ended.get(left.attempt) != "ended"]
     if json:
@@ -87,19 +79,6 @@ def reap(
         if still and not yes:
             _console.note("--yes ends them")
     raise typer.Exit(1 if still else 0)
-
-
-def _run(answer: Coroutine[Any, Any, T]) -> T:
-    """Run a request to its end, with the connections that its targets opened."""
-    from trainmaster import targets
-
-    async def query() -> T:
-        try:
-            return await answer
-        finally:
-            await targets.close()
-
-    return asyncio.run(query())
 
 
 def _open(home: Path | None, *, no_database: bool) -> tuple[Path, Database | None]:

@@ -13,6 +13,7 @@ import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._documents import kind
+from trainmaster.cli._documents.hosts_file import ask
 from trainmaster.cli._home import DATABASE_FILE, HomeOption, locate, open_home
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._jobs import sweep as sweeps
@@ -87,13 +88,15 @@ def submit(
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
-    kind.refuse_script(spec)
+    if spec.suffix in (".py", ".sh", ".ipynb"):
+        raise UsageError(f"{spec} is a script, not a spec; start from: trainmaster examples command.yaml > job.yaml")
     document = yaml_file.load(spec)
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
     if is_sweep(chosen):
-        sweeps.refuse_options(follow=follow)
+        if follow:
+            raise UsageError("--follow watches one job; a set has `trainmaster show NAME`")
         sweep = document.read(lambda _: _read_sweep(chosen, allow or []), words)
         beside = Path.cwd() if on else spec.absolute().parent
         _submit_set(sweep, folder, beside=beside, dry_run=dry_run, json=json, key=key, home=home, server=server)
@@ -224,23 +227,15 @@ def _find_word(job: JobSpec, home: Path | None) -> str:
 
 def _preview(job: JobSpec, home: Path | None) -> str:
     """Offer and launch request, where the target rents machines; asks the provider, rents nothing."""
-    import asyncio
-
     from trainmaster import targets
 
     target = targets.load(_find_word(job, home))
     if not isinstance(target, targets.Rents):
         return ""
 
-    async def query() -> str:
-        try:
-            return await target.preview(job)
-        finally:
-            await targets.close()
-
     _console.note("asking the provider for its offers; an API that does not answer is tried for a minute")
     try:
-        return "\n" + asyncio.run(query())
+        return "\n" + ask(target.preview(job))
     except TargetError as refused:
         raise UsageError(str(refused)) from None
 

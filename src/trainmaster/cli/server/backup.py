@@ -11,10 +11,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, open_home
 
 
-def backup(
-    folder: Annotated[Path, typer.Argument(help="New folder for the copy.")],
-    home: HomeOption = None,
-) -> None:
+def backup(folder: Annotated[Path, typer.Argument(help="New folder for the copy.")], home: HomeOption = None) -> None:
     """Copy the database, the keys and the stored objects of a home folder.
 
     A server may run meanwhile. Checkpoints in job folders are not copied. With PostgreSQL, dump the database with

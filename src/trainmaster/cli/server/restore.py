@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption, locate
+from trainmaster.cli._home import HomeOption, locate, needing
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="Folder that `trainmaster backup` wrote.")],
-    home: HomeOption = None,
+    folder: Annotated[Path, typer.Argument(help="Folder that `trainmaster backup` wrote.")], home: HomeOption = None
 ) -> None:
     """Copy a backup into a home folder that has no database yet.
 
@@ -21,12 +20,8 @@ def restore(
 
       trainmaster restore /backups/trainmaster-2026-03-01 --home /data/trainmaster
     """
-    try:
+    with needing("the control plane"):
         from trainmaster.control import maintain
-    except ModuleNotFoundError as missing:
-        from trainmaster.core.errors import MissingExtra
-
-        raise MissingExtra("the control plane", "server") from missing
     place = locate(home)
     copied = maintain.restore(folder.absolute(), place)
     _console.out.print(f"restored to {place}: {', '.join(copied)}")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import SERVER_FILE, HomeOption, StorageOption, open_home, open_storage
-from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.cli._home import SERVER_FILE, HomeOption, StorageOption, needing, open_home, open_storage
+from trainmaster.core.errors import UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.loopback import is_loopback_host
 
@@ -98,7 +98,7 @@ def serve(
 
       trainmaster token create me --role admin && trainmaster serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
     """
-    try:
+    with needing("the server"):
         import uvicorn
 
         from trainmaster.targets.local import local_jobs_are_isolated
@@ -106,12 +106,11 @@ def serve(
         from trainmaster.web.app import create_app
         from trainmaster.web.auth import may_bind
         from trainmaster.web.sign_in.local_access import open_local_access
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("the server", "server") from missing
     if require_token and trust_loopback:
         raise UsageError("--require-token and --trust-loopback exclude each other")
     _require_certificate(tls_cert, tls_key)
-    _set_variables(TRAINMASTER_JOB_USER=job_user or None, TRAINMASTER_SLOTS=slots)
+    stated = {"TRAINMASTER_JOB_USER": job_user or None, "TRAINMASTER_SLOTS": slots}  # targets read them there
+    os.environ.update({name: str(value) for name, value in stated.items() if value is not None})
     isolated = local_jobs_are_isolated()
     folder, db = open_home(home)
     _admit(db, admin_token_file)
@@ -169,10 +168,8 @@ def _open_sign_in(file: Path | None, home: Path) -> SignIn | None:
 
     if file is None:
         return None
-    try:
+    with needing("sign-in by OpenID Connect", "oidc"):
         import joserfc  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise MissingExtra("sign-in by OpenID Connect", "oidc") from missing
     client = settings.load(file)
     os.environ.pop(settings.VARIABLE, None)  # not for the jobs that this server starts
     return SignIn(client, home)
@@ -184,18 +181,11 @@ def _open_otlp() -> Otlp | None:
 
     settings = read_settings(os.environ)
     if settings is not None:
-        try:
+        with needing("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp"):
             import opentelemetry.proto  # noqa: F401
-        except ModuleNotFoundError as missing:
-            raise MissingExtra("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp") from missing
     for name in [name for name in os.environ if name.startswith("OTEL_") and name.endswith("_HEADERS")]:
         del os.environ[name]  # secrets, not for the jobs that this server starts
     return settings
-
-
-def _set_variables(**values: object) -> None:
-    """Set what targets read from the environment, where it is stated."""
-    os.environ.update({name: str(value) for name, value in values.items() if value is not None})
 
 
 def _absolute(storage: str | None) -> str | None:
@@ -263,7 +253,7 @@ def _require_certificate(cert: Path | None, key: Path | None) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    address = ipaddress.ip_address(_number(host))
+    address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
     listening = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -273,10 +263,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise UsageError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
     return listening
-
-
-def _number(host: str) -> str:
-    return "127.0.0.1" if host == "localhost" else host
 
 
 def _bracket(host: str) -> str:

@@ -41,8 +41,7 @@ def lambda_(
     ] = 0,
     home: HomeOption = None,
     folder: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the instances and the API key.", show_default="HOME/sim/lambda"),
+        Path | None, typer.Option(help="Folder of the instances and the API key.", show_default="HOME/sim/lambda")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the faults.")] = 0,
     faults: Annotated[

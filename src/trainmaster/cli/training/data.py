@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +100,7 @@ def prepare(
     else:
         paths, stamps, made_of = _local(sources)
     size = sum(job.size_bytes for job in _prepare.plan(paths, recipe))
-    with _progress("tokenising", size) as advance:
+    with _console.byte_bar("tokenising", size) as advance:
         count = processes or len(os.sched_getaffinity(0))
         index = _prepare.prepare(paths, out, recipe, processes=count, source=made_of, stamps=stamps, advance=advance)
     done = _summary(out, index)
@@ -152,15 +150,15 @@ def validate(
     place = Path(sources[0]).expanduser()
     if len(sources) == 1 and _validate.is_prepared(place):
         size = sum(path.stat().st_size for path in place.glob("*.tokens"))
-        with _progress("reading", size) as advance:
+        with _console.byte_bar("reading", size) as advance:
             report = _validate.validate_prepared(place, model_vocab=vocab, samples=samples, advance=advance)
     else:
         paths, _, _ = _local(sources)
         recipe = _recipe(tokenizer, end_token, text_field, text_unit)
-        with _progress("reading", sum(path.stat().st_size for path in paths)) as advance:
+        with _console.byte_bar("reading", sum(path.stat().st_size for path in paths)) as advance:
             report = _validate.validate_files(paths, recipe, model_vocab=vocab, samples=samples, advance=advance)
     if as_json:
-        _console.as_json({**_plain(report), "ok": report.ok})
+        _console.as_json({**asdict(report), "ok": report.ok})
     else:
         _show(report)
     raise typer.Exit(0 if report.ok else 1)
@@ -190,7 +188,7 @@ def _from_hub(
     from trainmaster.datasets.corpus import hub_files
 
     listing = hub_files.listing(name, revision, pattern=pattern, subset=subset, split=split)
-    with _progress("downloading", sum(file.size_bytes for file in listing.files)) as advance:
+    with _console.byte_bar("downloading", sum(file.size_bytes for file in listing.files)) as advance:
         paths = hub_files.fetch(listing, advance)
     stamps = [str(file.sha256 or file.git_sha1) for file in listing.files]
     files = [{"name": file.name, "size_bytes": file.size_bytes, "sha256": file.sha256} for file in listing.files]
@@ -225,12 +223,6 @@ def _summary(out: Path, index: Index) -> dict[str, Any]:
     }
 
 
-def _plain(report: Report) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(report)
-
-
 def _show(report: Report) -> None:
     out = _console.out
     out.print(f"{report.documents:,} documents, {report.tokens:,} tokens ({report.kind}, tokenizer {report.tokenizer})")
@@ -247,14 +239,3 @@ def _show(report: Report) -> None:
     if report.damaged > len(report.damage):
         out.print(f"{_console.paint('fail')} and {report.damaged - len(report.damage):,} more")
     out.print(_console.paint("PASS" if report.ok else "FAIL"))
-
-
-@contextmanager
-def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, in bytes of input; the block is given the function that moves it."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=_console.err, transient=True) as bar:
-        task = bar.add_task(what, total=size_bytes)
-        yield lambda done: bar.advance(task, done)

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,9 +51,10 @@ def demo(
     folder, db = open_home(home)
     from trainmaster.cli._jobs.home import HomeJobs
     from trainmaster.cli._views.follow import View, follow
+    from trainmaster.cluster.termination import until_terminated
 
     jobs = HomeJobs(folder, db)
-    with _interruptible(), _Server(folder) as server:
+    with until_terminated(), _Server(folder) as server:  # SIGTERM ends it as Ctrl-C does, with nothing left running
         job = jobs.submit(spec, key=None)
         _console.out.print(
             f"job [bold]{job.name}[/] {job.id}\nlive at {server.link}?next=/jobs/{job.id}\n", soft_wrap=True
@@ -153,15 +153,6 @@ class _Server:
             time.sleep(0.05)
         self._child.kill()
         raise TrainmasterError(f"the server did not start; see {log}")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does, once: with the job cancelled and nothing left running."""
-    from trainmaster.cluster.termination import until_terminated
-
-    with until_terminated():
-        yield
 
 
 def _clean_up(jobs: Jobs, job_id: str, server: _Server, view: View) -> None:

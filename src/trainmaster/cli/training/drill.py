@@ -150,10 +150,13 @@ def _prove(
 ) -> NoReturn:
     """Run a drill in its folder, show and keep its report, and end with its exit code."""
     from trainmaster.cli._views import drill_report
+    from trainmaster.cluster.termination import until_terminated
     from trainmaster.drill import attempt
 
     unsaved: Exception | None = None
-    with _interruptible():  # to the end: `timeout` sends SIGTERM twice, and the second must not cut off what is told
+    # To the end: `timeout` sends SIGTERM twice, and the second must not cut off what is told. The first ends a drill as
+    # Ctrl-C does: nothing of it runs on, and nothing stays in memory or in /tmp.
+    with until_terminated():
         with _folder(out) as folder, _progress(quiet=as_json) as say:
             try:
                 report = run(folder.absolute(), say)
@@ -174,17 +177,14 @@ def _prove(
         if unsaved is not None:
             raise unsaved
         if report.interrupted:
-            _console.note(f"interrupted; {_kept(out)}")
+            kept = f"the report of what was run, and the attempts until then, are in {out}"
+            if out is None:
+                kept = "nothing of it is kept: --out DIR keeps the report, and every attempt's logs and events"
+            _console.note(f"interrupted; {kept}")
             raise typer.Exit(INTERRUPTED)
         if out is not None and not as_json:
             _console.note(f"report in {out}")
     raise typer.Exit(exit_code(report.overall))
-
-
-def _kept(out: Path | None) -> str:
-    if out is None:
-        return "nothing of it is kept: --out DIR keeps the report, and every attempt's logs and events"
-    return f"the report of what was run, and the attempts until then, are in {out}"
 
 
 def count_gpus(config: TrainConfig) -> int | None:
@@ -198,15 +198,6 @@ def count_gpus(config: TrainConfig) -> int | None:
     from trainmaster.train.drill import plan as plans
 
     return plans.count_gpus() or None
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a drill as Ctrl-C does, once: nothing of it runs on, and nothing stays in memory or in /tmp."""
-    from trainmaster.cluster.termination import until_terminated
-
-    with until_terminated():
-        yield
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
@@ -115,10 +115,10 @@ def _export(
     hf.must_be_free(out)  # said now, not after an hour of verifying
     path, manifest = weights.find_checkpoint(source)
     tokenizer = _tokenizer(manifest.run, name, end_token)
-    with _progress("verifying", manifest.size_bytes) as advance:
+    with _console.byte_bar("verifying", manifest.size_bytes) as advance:
         held = weights.Weights(path, manifest, advance=advance)
     sizes = hf.weight_bytes(held.config, dtype=dtype)
-    with _progress("writing", sum(sizes.values())) as advance:
+    with _console.byte_bar("writing", sum(sizes.values())) as advance:
         files = hf.write(
             out,
             held.config,
@@ -173,7 +173,7 @@ def _import(source: Path, out: Path) -> dict[str, Any]:
 
     with hf.HfFolder(source) as folder:
         size = sum(hf.weight_bytes(folder.config, dtype="fp32").values())
-        with _progress("writing", size) as advance:
+        with _console.byte_bar("writing", size) as advance:
             path = weights.save_weights(out, folder.config, folder.read, advance=advance)
     return {
         "path": str(path),
@@ -181,14 +181,3 @@ def _import(source: Path, out: Path) -> dict[str, Any]:
         "model": folder.config.name,
         "parameters": size // 4,
     }
-
-
-@contextmanager
-def _progress(what: str, size_bytes: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, in bytes; the block is given the function that moves it."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=_console.err, transient=True) as bar:
-        task = bar.add_task(what, total=size_bytes)
-        yield lambda done: bar.advance(task, done)

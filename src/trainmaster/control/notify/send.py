@@ -205,23 +205,19 @@ async def in_thread(work: Callable[[], T], *, limit_s: float = WEBHOOK_S) -> T:
 _hanging = threading.BoundedSemaphore(_THREADS)
 
 
-def look_up(host: str, port: int) -> list[str]:
+def look_up(host: str, port: int, *, flags: int = 0) -> list[str]:
     """The addresses of a name, IPv4 first: more receivers are reached by it."""
-    return _addresses(host, port)
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
+    return sorted(addresses, key=lambda text: ":" in text)
 
 
 def _read_addresses(host: str) -> list[str]:
     """The address that a host is in itself, in any notation that a lookup takes (127.1, 0x7f000001); none of a name."""
     try:
-        return _addresses(host.partition("%")[0], 443, flags=socket.AI_NUMERICHOST)
+        return look_up(host.partition("%")[0], 443, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return []
-
-
-def _addresses(host: str, port: int, *, flags: int = 0) -> list[str]:
-    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    addresses = dict.fromkeys(str(entry[4][0]) for entry in entries)
-    return sorted(addresses, key=lambda text: ":" in text)
 
 
 def _find_forbidden(addresses: Iterable[str]) -> str | None:

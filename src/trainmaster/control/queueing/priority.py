@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from trainmaster import targets
-from trainmaster.control.submit import LOCAL
+from trainmaster.control.submit import LOCAL, known
 from trainmaster.core.config.queue import PRIORITIES
-from trainmaster.core.errors import Fault, JobMissing, NotWaiting, SpecError
+from trainmaster.core.errors import Fault, NotWaiting, SpecError
 from trainmaster.core.states import Stage
-from trainmaster.store import audit, jobs
-from trainmaster.store.capacity import priority
+from trainmaster.store import audit
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 
@@ -18,7 +18,7 @@ def change(db: Database, job_id: str, word: str, *, by: str = LOCAL) -> JobRow:
 
     NotWaiting where it has its machines or is over, and where another queue decides; SpecError on an unknown word.
     """
-    job = _known(db, job_id)
+    job = known(db, job_id)
     if word not in PRIORITIES:
         message = f"{word!r:.80} is no priority of the server's queue; write one of {', '.join(PRIORITIES)}"
         raise SpecError([Fault(path="queue.priority", message=message)])
@@ -27,11 +27,11 @@ def change(db: Database, job_id: str, word: str, *, by: str = LOCAL) -> JobRow:
         message = f"job {job_id} is of {name}, whose jobs do not wait in the server's own queue: cancel it, and submit"
         raise NotWaiting(f"{message} it again with queue.priority={word}")
     with db.write() as conn:
-        before = priority.set_priority(conn, job_id, word)
+        before = queue.set_priority(conn, job_id, word)
         if before not in (None, word):
             detail = {"from": before, "to": word}
             audit.record(conn, who=by, action="job.priority", subject=f"job:{job_id}", detail=detail)
-    job = _known(db, job_id)
+    job = known(db, job_id)
     if before is None:
         raise NotWaiting(_explain(job))
     return job
@@ -48,10 +48,3 @@ def _explain(job: JobRow) -> str:
     if job.cancel_requested:
         return f"job {job.id} is being cancelled; its priority decides nothing any more"
     return f"job {job.id} has its machines already; only the priority of a job that waits can be changed"
-
-
-def _known(db: Database, job_id: str) -> JobRow:
-    job = jobs.find_job(db, job_id)
-    if job is None:
-        raise JobMissing(f"there is no job {job_id}; `trainmaster jobs` lists them")
-    return job

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainmaster.api.codec import fill
 from trainmaster.api.run import Check, Preflight
 from trainmaster.core.results import CheckResult, Finding, Verdict, judge_overall
 from trainmaster.pages.parts.downsample import text
@@ -16,19 +17,12 @@ Results = Mapping[str, tuple[CheckResult, float | None]]  # by check, with the s
 def shape(attempt: int, results: Results, *, planned: Sequence[str], over: bool) -> Preflight:
     """The checks of one node. Not `over`: what has not spoken yet still may."""
     rows = [
-        Check(
-            check=name,
-            device=finding.device,
-            verdict=finding.verdict,
-            reason=finding.reason,
-            action=finding.action,
-            values=finding.values,
-            took_s=took_s,
-        )
+        fill(Check, finding, check=name, took_s=took_s)
         for name, (result, took_s) in results.items()
         for finding in result.findings
     ]
-    rows += [_silent(name) for name in planned if over and name not in results]
+    silent = _error("planned, but it never reported")
+    rows += [fill(Check, silent, check=name, took_s=None) for name in planned if over and name not in results]
     # What is wrong stands first; the rest in the order it was planned.
     order = {name: place for place, name in enumerate(planned)}
     rows.sort(key=lambda row: (_URGENCY.get(row.verdict, 3), order.get(row.check, len(order))))
@@ -58,15 +52,3 @@ def _finding(item: Mapping[str, Any]) -> Finding:
 
 def _error(reason: str) -> Finding:
     return Finding(verdict=Verdict.ERROR, reason=reason, action="see the agent's log")
-
-
-def _silent(name: str) -> Check:
-    return Check(
-        check=name,
-        device=None,
-        verdict=Verdict.ERROR,
-        reason="planned, but it never reported",
-        action="see the agent's log",
-        values={},
-        took_s=None,
-    )

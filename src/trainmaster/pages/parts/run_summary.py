@@ -272,10 +272,7 @@ class RunSummary:
         if len(self._garbage) < _GARBAGE_SHOWN:
             self._garbage.append(
                 Garbage(
-                    attempt=self._attempt,
-                    offset=row.offset,
-                    fault=row.fault or "",
-                    text=(row.text or "")[:_TEXT_SHOWN],
+                    attempt=self._attempt, offset=row.offset, fault=row.fault or "", text=(row.text or "")[:_TEXT_SHOWN]
                 )
             )
 

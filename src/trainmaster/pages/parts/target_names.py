@@ -27,6 +27,12 @@ def shorten(word: str, names: Mapping[str, str]) -> str:
     return f"{name}:…/{file}" if len(word) > _WHOLE and file and file != option else word
 
 
+def without_account(word: str) -> str:
+    """A target without the account of a project."""
+    _, name, option = targets.split(word)
+    return f"{name}:{option}" if option else name
+
+
 def of_project(word: str) -> str:
     """What a caller of one project is told: the account and the path of a hosts file are the server's."""
     return targets.split(word)[1]

@@ -17,12 +17,7 @@ from trainmaster.core.money.prices import Prices
 from trainmaster.report.health import junit, markdown, metrics, prometheus, terminal
 from trainmaster.report.health.view import View, build
 
-__all__ = [
-    "FILES",
-    "build",
-    "render_terminal",
-    "write_bundle",
-]
+__all__ = ["FILES", "build", "render_terminal", "write_bundle"]
 
 
 def _html(view: View) -> str:

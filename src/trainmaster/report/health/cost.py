@@ -49,11 +49,11 @@ def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
         return Cost(lines=(sentence,), usd_per_hour=None, wasted_usd=None, check_usd=None, **common)  # type: ignore[arg-type]
     per_hour = sum(rate * count for (_, rate), count in priced.items())
     wasted, spent = per_hour * prices.assumed_hours, per_hour * max(0.0, health.took_s) / 3600
-    parts = " + ".join(f"{count} × {name} at {_usd(rate)} per hour" for (name, rate), count in sorted(priced.items()))
+    parts = " + ".join(f"{count} × {name} at {usd(rate)} per hour" for (name, rate), count in sorted(priced.items()))
     lines = [
-        f"A run of this size that is lost after {trim(f'{prices.assumed_hours:.1f}')} h wastes about {_usd(wasted)} "
+        f"A run of this size that is lost after {trim(f'{prices.assumed_hours:.1f}')} h wastes about {usd(wasted)} "
         f"({parts}).",
-        f"This check took {duration(health.took_s)} and cost about {_usd(spent)}.",
+        f"This check took {duration(health.took_s)} and cost about {usd(spent)}.",
     ]
     if known < len(names):
         lines.append(
@@ -63,5 +63,5 @@ def estimate(health: ClusterHealth, prices: Prices | None) -> Cost:
     return Cost(lines=tuple(lines), usd_per_hour=per_hour, wasted_usd=wasted, check_usd=spent, **common)  # type: ignore[arg-type]
 
 
-def _usd(amount: float) -> str:
+def usd(amount: float) -> str:
     return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"

@@ -8,6 +8,7 @@ from trainmaster import __version__
 from trainmaster.core.results import Verdict
 from trainmaster.report import chart, formats
 from trainmaster.report.health import curves, heatmap
+from trainmaster.report.health.cost import usd
 from trainmaster.report.health.view import Node, View
 from trainmaster.report.html import asset, environment, style_policy
 from trainmaster.report.phrases import Figure
@@ -68,13 +69,9 @@ def _figures(view: View) -> list[Figure]:
     ]
     if cost.wasted_usd is not None and cost.check_usd is not None:
         note = f"{formats.trim(f'{cost.assumed_hours:.1f}')} h of {cost.nodes_priced} nodes"
-        figures.append(Figure(name="A lost run would waste", value=_usd(cost.wasted_usd), note=note))
-        figures.append(Figure(name="This check cost", value=_usd(cost.check_usd), note="at the same price"))
+        figures.append(Figure(name="A lost run would waste", value=usd(cost.wasted_usd), note=note))
+        figures.append(Figure(name="This check cost", value=usd(cost.check_usd), note="at the same price"))
     return figures
-
-
-def _usd(amount: float) -> str:
-    return f"${amount:,.0f}" if amount >= 100 else f"${amount:,.2f}"
 
 
 def _chart(index: int, curve: curves.Curve) -> Markup:

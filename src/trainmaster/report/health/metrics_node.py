@@ -45,10 +45,7 @@ def describe_node(view: View, node: Node) -> dict[str, Any]:
         "system": {
             "memory": _room(rows, "system.memory", "available_gb"),
             "disk": _room(rows, "system.disk", "free_gb"),
-            "cpu": {
-                "usage_percent": _usage(rows, job),
-                "count": _value(rows, "system.cpu.count"),
-            },
+            "cpu": {"usage_percent": _usage(rows, job), "count": _value(rows, "system.cpu.count")},
         },
         "network": _network(rows),
         "nccl": _nccl(rows, [*curves.find(between), *curves.find(rows)], job),

@@ -59,6 +59,7 @@ class Admin:
         return summarise(self._cloud, self._answering.requests, self._answering.limits)
 
     def instances(self) -> list[dict[str, Any]]:
+        """Every instance ever launched, as the simulator knows it."""
         with self._cloud.lock:
             return [describe(self._cloud, instance) for instance in self._cloud.instances.values()]
 

@@ -54,10 +54,10 @@ class Answering:
         self._refusals: list[ApiError] = []
         self._lock = threading.Lock()
 
-    def refuse_next(self, status: int, code: str, message: str = "Refused for a test.") -> None:
+    def refuse_next(self, status: int, code: str) -> None:
         """Answer the next request with this error."""
         with self._lock:
-            self._refusals.append(ApiError(status, code, message))
+            self._refusals.append(ApiError(status, code, "Refused for a test."))
 
     def answer(self, request: Request) -> Answer:
         """The answer, counted by its status."""

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import socket
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import write_whole
@@ -69,6 +69,8 @@ class Simulator:
                 cache=self.settings.cache,
             )
             self.admin = Admin(self._answering, self._fleet)
+            self.inject, self.summary = self.admin.inject, self.admin.summary
+            self.instances, self.refuse_next = self.admin.instances, self._answering.refuse_next
             self._server = Server(self.settings.port, self._respond, clock)
         except BaseException:
             os.close(self._lock_fd)
@@ -91,21 +93,6 @@ class Simulator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def inject(self, fault: str, *, instance_id: str | None = None, times: int = 1) -> None:
-        """Let a fault happen at its next opportunities, or to one instance now."""
-        self.admin.inject(fault, instance_id=instance_id, times=times)
-
-    def refuse_next(self, status: int, code: str) -> None:
-        """Answer the next request with this error."""
-        self._answering.refuse_next(status, code)
-
-    def summary(self) -> dict[str, Any]:
-        return self.admin.summary()
-
-    def instances(self) -> list[dict[str, Any]]:
-        """Every instance ever launched, as the simulator knows it."""
-        return self.admin.instances()
 
     def environment(self) -> dict[str, str]:
         """Variables that point the target `lambda` at this simulator."""

@@ -35,8 +35,7 @@ def find_named(db: Database, project: str, word: str) -> list[Before]:
     """Jobs of a project that a word may stand for: the newest of this name, else those whose id begins so."""
     named = (_J.project == project) & (_J.name == word)
     begins = (_J.project == project) & _J.id.startswith(word, autoescape=True)
-    with db.read() as conn:
-        rows = conn.execute(_newest(named).limit(1)).all() or conn.execute(_newest(begins).limit(2)).all()
+    rows = db.rows(_newest(named).limit(1)) or db.rows(_newest(begins).limit(2))
     return [Before(id=row.id, name=row.name, status=Status(row.status)) for row in rows]
 
 
@@ -75,8 +74,7 @@ def list_before(db: Database, job_id: str) -> list[Before]:
     """The jobs that one waits for; none where it may start."""
     columns = (_A.before, _A.name, _BEFORE.c.status, _BEFORE.c.message)
     query = select(*columns).select_from(t.job_after.outerjoin(_BEFORE, _BEFORE.c.id == _A.before))
-    with db.read() as conn:
-        rows = conn.execute(query.where(_A.job_id == job_id).order_by(_A.name, _A.before)).all()
+    rows = db.rows(query.where(_A.job_id == job_id).order_by(_A.name, _A.before))
     return [
         Before(id=before, name=name, status=Status(status) if status else None, message=message or "")
         for before, name, status, message in rows
@@ -89,9 +87,8 @@ def list_reasons(db: Database, jobs: Collection[str]) -> dict[str, str]:
     names: dict[str, list[str]] = {}
     if not jobs:
         return {}
-    with db.read() as conn:
-        for job, name in conn.execute(query.where(_A.job_id.in_(list(jobs))).order_by(_A.name)):
-            names.setdefault(job, []).append(name)
+    for job, name in db.rows(query.where(_A.job_id.in_(list(jobs))).order_by(_A.name)):
+        names.setdefault(job, []).append(name)
     return {job: explain(some) for job, some in names.items()}
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from trainmaster.queueing.state import Assigned, Device, Kind, Share
 from trainmaster.store import tables as t
-from trainmaster.store.columns import fetch_at_once
+from trainmaster.store.columns import fetch_at_once, slices
 from trainmaster.store.database import Database
 
 _D = t.devices.c
@@ -78,8 +78,8 @@ def record(
             conn.execute(update(t.devices).where(here).values(used=stranger, machine=device.machine, seen_at=at))
     if new:
         conn.execute(insert(t.devices), new)
-    for first in range(0, len(same), 500):  # a thousand GPUs are listed every two seconds
-        seen = (_D.place == place) & _D.device.in_(same[first : first + 500])
+    for some in slices(same):  # a thousand GPUs are listed every two seconds
+        seen = (_D.place == place) & _D.device.in_(some)
         conn.execute(update(t.devices).where(seen).values(seen_at=at))
     for name, row in rows.items():
         here = (_D.place == place) & (_D.device == name)
@@ -128,9 +128,7 @@ def list_devices(db: Database, *, place: str | None = None) -> list[DeviceRow]:
 
 def list_shares(db: Database) -> Mapping[str, Share]:
     """What each project may have, where something is stated."""
-    with db.read() as conn:
-        rows = conn.execute(select(t.shares)).all()
-    return {row.project: Share(weight=row.weight, quota=row.quota) for row in rows}
+    return {row.project: Share(weight=row.weight, quota=row.quota) for row in db.rows(select(t.shares))}
 
 
 def count_held(conn: Connection) -> dict[str, int]:

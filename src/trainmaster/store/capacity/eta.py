@@ -42,8 +42,7 @@ def list_timeouts(db: Database, jobs: Sequence[JobRow], *, now: datetime) -> dic
     query = select(t.jobs.c.id, t.attempts.c.started_at).join(
         t.attempts, (t.attempts.c.job_id == t.jobs.c.id) & (t.attempts.c.number == t.jobs.c.attempts)
     )
-    with db.read() as conn:
-        rows = conn.execute(query.where(t.jobs.c.id.in_(list(limited)))).all() if limited else ()
+    rows = db.rows(query.where(t.jobs.c.id.in_(list(limited)))) if limited else ()
     lasted_s = {job: (now - started).total_seconds() if started is not None else 0.0 for job, started in rows}
     return {
         job: max(0.0, (limits.timeout_s or 0.0) + limits.grace_s - lasted_s.get(job, 0.0))
@@ -64,12 +63,11 @@ def _steps(db: Database, jobs: Iterable[str]) -> dict[str, tuple[list[Mark], flo
         .where(t.jobs.c.id.in_(list(jobs)))
     )
     by_job: dict[str, tuple[list[Mark], float | None]] = {}
-    with db.read() as conn:
-        for job_id, at, data in conn.execute(query):
-            step, total = _count(data, ("step",)), _count(data, ("steps",))
-            if step is not None and at is not None:
-                marks, before = by_job.get(job_id, ([], None))
-                by_job[job_id] = ([*marks, Mark(at=at, done=step)], total or before)
+    for job_id, at, data in db.rows(query):
+        step, total = _count(data, ("step",)), _count(data, ("steps",))
+        if step is not None and at is not None:
+            marks, before = by_job.get(job_id, ([], None))
+            by_job[job_id] = ([*marks, Mark(at=at, done=step)], total or before)
     return by_job
 
 
@@ -84,9 +82,8 @@ def _epochs(db: Database, jobs: Sequence[JobRow]) -> dict[str, list[tuple[int, i
         .where(t.epochs.c.attempt.in_([f"{job.id}.{job.attempts}" for job in jobs]))
     )
     by_job: dict[str, list[tuple[int, int, datetime]]] = {}
-    with db.read() as conn:
-        for job_id, iteration, epoch, at in conn.execute(query):
-            by_job.setdefault(job_id, []).append((iteration, epoch, at))
+    for job_id, iteration, epoch, at in db.rows(query):
+        by_job.setdefault(job_id, []).append((iteration, epoch, at))
     return by_job
 
 

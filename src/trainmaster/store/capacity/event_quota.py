@@ -19,8 +19,7 @@ def weigh(line: Line) -> int:
 
 def count_kept(db: Database, attempt: str) -> int:
     """Bytes that the lines of all streams take of the job whose attempt this is."""
-    with db.read() as conn:
-        return int(conn.execute(_KEPT, {"attempt": attempt}).scalar_one())
+    return int(db.scalar(_KEPT, {"attempt": attempt}))
 
 
 _JOB = select(t.attempts.c.job_id).where(t.attempts.c.id == bindparam("attempt")).scalar_subquery()
@@ -33,5 +32,4 @@ def is_cut(db: Database, attempt: str, stream: str) -> bool:
     """Whether the mark of the quota is the last line of a stream."""
     e = t.events.c
     query = select(e.fault).where(e.attempt == attempt, e.stream == stream).order_by(e.offset.desc()).limit(1)
-    with db.read() as conn:
-        return conn.execute(query).scalar() == CUT
+    return bool(db.scalar(query) == CUT)

@@ -32,8 +32,7 @@ def list_machines(db: Database, *, place: str | None = None) -> list[MachineRow]
     """Machines that take no jobs."""
     query = select(t.machines).order_by(_M.place, _M.machine)
     query = query.where(_M.place == place) if place is not None else query
-    with db.read() as conn:
-        return [MachineRow(**row) for row in conn.execute(query).mappings()]
+    return [MachineRow(**row) for row in db.mappings(query)]
 
 
 def find_kinds(devices: Iterable[DeviceRow], closed: Iterable[MachineRow]) -> frozenset[Kind]:

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
+from trainmaster.core.results import Verdict
 from trainmaster.queueing.schedule import schedule
 from trainmaster.queueing.state import Decisions, Rules, State, Wait
+from trainmaster.store import nodes
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import budget_hold, devices, machines, queue
 from trainmaster.store.capacity.budget_hold import MayCost
+from trainmaster.store.capacity.devices import DeviceRow
 from trainmaster.store.capacity.queue import WaitingRow
-from trainmaster.store.capacity.suspect import find_suspects
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
+
+LASTS = timedelta(minutes=15)  # for so long a machine is given out last
+_LONGEST = timedelta(hours=1)  # of a pre-flight: one that began longer ago is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +141,26 @@ def list_kept(db: Database, *, since: datetime) -> list[Order]:
 # again for each who asks. The row is asked for its time every time: where another server has kept an order since, that
 # one is read.
 _last: WeakKeyDictionary[Database, dict[str, tuple[datetime, Order]]] = WeakKeyDictionary()
+
+
+def find_suspects(conn: Connection, listed: Iterable[DeviceRow], *, now: datetime) -> Collection[str]:
+    """Machines of one place that jobs get last now: their newest pre-flight failed a short while ago.
+
+    A free machine with a fault would take one waiting job after the other and fail each within seconds. It is not
+    closed to jobs: what a pre-flight fails is also what a spec expects, and a job must not be able to take a machine
+    from the others.
+    """
+    names = {row.machine for row in listed}
+    if len(names) < 2:
+        return ()
+    c, a = t.check_results.c, t.attempts.c
+    lately = select(a.id).where(a.created_at > now - LASTS - _LONGEST)  # few: not all that ever failed
+    failed = select(c.node).where(c.attempt.in_(lately), c.verdict == Verdict.FAIL.value).distinct()
+    bad = names.intersection(conn.execute(failed).scalars())
+    newest = nodes.list_newest_checks(conn, nodes=bad) if bad else {}
+    return [name for name, check in newest.items() if check.worst is Verdict.FAIL and _at(check, now) > now - LASTS]
+
+
+def _at(check: nodes.NodeCheck, now: datetime) -> datetime:
+    """When it was made; by our own clock where that of the node is ahead."""
+    return check.at if check.at is not None and check.at <= now else check.placed_at

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, bindparam, func, or_, select, type_coerce, update
 
-from trainmaster.core.config.queue import PRIORITIES
+from trainmaster.core.config.queue import PRIORITIES, Queue
 from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.spec import JobSpec
@@ -22,13 +22,14 @@ from trainmaster.store import jobs, leases
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import after, eta
 from trainmaster.store.capacity.devices import DeviceRow
-from trainmaster.store.columns import fetch_at_once
+from trainmaster.store.columns import fetch_at_once, slices
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow, read_each
 
 _J, _A = t.jobs.c, t.attempts.c
 _PENDING = tuple(stage.value for stage in (Stage.PLACING, Stage.PROVISIONING, Stage.CHECKING))
 _QUEUED = (_J.stage.is_not(None), _J.stage == Stage.QUEUED.value, _J.cancel_requested.is_(False))
+_SINCE = func.coalesce(_J.stage_since, _J.created_at)
 _ENDLESS_S = 1e10  # three centuries
 _FEW = 500  # ids that a query names; more are looked for among all
 HIDES_GPUS = "CUDA_VISIBLE_DEVICES"  # empty in `env`: the job uses no GPU
@@ -120,17 +121,14 @@ def list_waiting(
 
     Jobs that nobody drives are left out (`driven`): they would keep others waiting for a start that never comes.
     """
-    spec = type_coerce(_J.spec, Text).label("spec")
-    since = func.coalesce(_J.stage_since, _J.created_at).label("since")
-    columns = (_J.id, _J.name, _J.project, _J.target, spec, _J.stage_since, _J.created_at, _J.message, _J.lease_token)
     before = (_A.job_id == _J.id) & (_A.number == _J.attempts)
-    query = select(*columns, _J.attempts, _J.lease_owner, _A.handle).outerjoin(t.attempts, before)
+    query = select(*_OF_WAITING, _J.attempts, _J.lease_owner, _A.handle).outerjoin(t.attempts, before)
     query = query.where(*_QUEUED, ~after.named())
     query = query.where(_J.target.in_(list(words))) if words is not None else query
     with db.read() as conn:
         if driven:
             query = query.where(leases.rested(), _J.lease_until >= leases.clock(conn))
-        rows = conn.execute(query.order_by(since, _J.id)).all()
+        rows = conn.execute(query.order_by(_SINCE, _J.id)).all()
     here = [row for row in rows if host is None or (row.lease_owner or "").partition(" ")[0] == host]
     return read_each(_waiting_again, here)
 
@@ -138,10 +136,10 @@ def list_waiting(
 def find_unreadable(db: Database, ids: Collection[str]) -> set[str]:
     """Those of these jobs whose rows cannot be read. It parses whole specs: not for all jobs that wait."""
     query = select(*jobs.COLUMNS).where(_J.id.in_(bindparam("ids", expanding=True)))
-    ordered, found = sorted(ids), set[str]()
+    found = set[str]()
     with db.read() as conn:
-        for begin in range(0, len(ordered), _FEW):
-            rows = conn.execute(query, {"ids": ordered[begin : begin + _FEW]}).mappings().all()
+        for some in slices(ids):
+            rows = conn.execute(query, {"ids": some}).mappings().all()
             found |= {row["id"] for row in rows} - {job.id for job in read_each(jobs.read_job, rows)}
     return found
 
@@ -151,14 +149,13 @@ def read_stamp(db: Database, words: Collection[str]) -> tuple[Any, ...]:
 
     A changed priority is a change of the spec alone, and these are not read here: its line of the audit trail tells.
     """
-    since = func.coalesce(_J.stage_since, _J.created_at)
     with db.read() as conn:
         waiting = (
             *_QUEUED, ~after.named(), leases.rested(),
             _J.target.in_(list(words)), _J.lease_until >= leases.clock(conn),
         )  # fmt: skip
         audited = select(func.max(t.audit.c.id)).scalar_subquery()
-        query = select(func.count(), func.count(_J.lease_token.distinct()), func.max(since), func.min(since), audited)
+        query = select(func.count(), func.count(_J.lease_token.distinct()), func.max(_SINCE), func.min(_SINCE), audited)
         return tuple(conn.execute(query.select_from(t.jobs).where(*waiting)).one())
 
 
@@ -176,19 +173,16 @@ def list_ids(db: Database, *, project: str | None = None) -> set[str]:
     """Ids of queued jobs, of one project or of all."""
     # As one text: ten thousand rows take longer to come through the driver than the database needs to find them.
     wanted = (*_QUEUED, *([_J.project == project] if project is not None else []))
-    with db.read() as conn:
-        text = conn.execute(select(func.aggregate_strings(_J.id, "\n")).where(*wanted)).scalar_one()
+    text = db.scalar(select(func.aggregate_strings(_J.id, "\n")).where(*wanted))
     return set(text.split("\n")) if text else set()
 
 
 def list_queued(db: Database, *, ids: Collection[str] | None = None) -> list[Queued]:
     """Queued jobs, oldest first: all, or some."""
-    since = func.coalesce(_J.stage_since, _J.created_at)
     query = select(_J.id, _J.project, _J.target, _J.lease_token.is_not(None)).where(*_QUEUED)
     few = ids is not None and len(ids) <= _FEW
     query = query.where(_J.id.in_(list(ids))) if ids is not None and few else query
-    with db.read() as conn:
-        found = [Queued(*row) for row in conn.execute(query.order_by(since, _J.id))]
+    found = [Queued(*row) for row in db.rows(query.order_by(_SINCE, _J.id))]
     return found if ids is None or few else [job for job in found if job.id in ids]
 
 
@@ -213,17 +207,16 @@ def list_rows(db: Database, ids: Sequence[str]) -> dict[str, WaitingRow]:
     return {row.id: row for row in read_each(_waiting, (_Columns(*row) for row in rows))}
 
 
-_THESE = select(
-    *(type_coerce(_J[name], Text).label(name) if name == "spec" else _J[name] for name in _Columns._fields)
-).where(_J.id.in_(bindparam("ids", expanding=True)))
+_OF_WAITING = tuple(
+    type_coerce(_J[name], Text).label(name) if name == "spec" else _J[name] for name in _Columns._fields
+)
+_THESE = select(*_OF_WAITING).where(_J.id.in_(bindparam("ids", expanding=True)))
 
 
 def list_pending(
     db: Database, *, project: str | None = None, limit: int | None = None, offset: int = 0
 ) -> tuple[list[WaitingRow], int]:
     """Jobs that their target has and has not begun: a queue of its own, whose reason is the job's message; how many."""
-    spec = type_coerce(_J.spec, Text).label("spec")
-    columns = (_J.id, _J.name, _J.project, _J.target, spec, _J.stage_since, _J.created_at, _J.message, _J.lease_token)
     last = (_A.job_id == _J.id) & (_A.number == _J.attempts)
     pending = [
         _J.stage.is_not(None),
@@ -232,7 +225,7 @@ def list_pending(
         or_(_J.stage != Stage.CHECKING.value, _A.report == TargetState.WAITING.value),
         *([_J.project == project] if project is not None else []),
     ]
-    page = select(*columns).join(t.attempts, last).where(*pending).order_by(_J.created_at, _J.id)
+    page = select(*_OF_WAITING).join(t.attempts, last).where(*pending).order_by(_J.created_at, _J.id)
     count = select(func.count()).select_from(t.jobs.join(t.attempts, last)).where(*pending)
     with db.read() as conn:
         total = int(conn.execute(count).scalar_one())
@@ -264,17 +257,33 @@ def set_reason(conn: Connection, job_id: str, reason: str) -> None:
     conn.execute(update(t.jobs).where(queued).values(message=reason))
 
 
+def set_priority(conn: Connection, job_id: str, word: str) -> str | None:
+    """The priority that a queued job had before; None where it is not queued or is to be cancelled: nothing changed.
+
+    It is in the stored spec, where all who read the queue find it. The row is held: a reconciler that places the job
+    meanwhile has either done so before, or waits for this change.
+    """
+    query = select(_J.spec, _J.stage, _J.cancel_requested).where(_J.id == job_id).with_for_update()
+    row = conn.execute(query).first()
+    if row is None or row.stage != Stage.QUEUED.value or row.cancel_requested:
+        return None
+    stated = row.spec.get("queue") or {}
+    before: str = stated.get("priority", Queue().priority)
+    if before != word:
+        spec = {**row.spec, "queue": {**stated, "priority": word}}
+        conn.execute(update(t.jobs).where(_J.id == job_id).values(spec=spec))
+    return before
+
+
 def list_words(db: Database) -> list[str]:
     """Targets of the jobs that wait."""
     query = select(_J.target).where(_J.stage.is_not(None), _J.stage == Stage.QUEUED.value).distinct()
-    with db.read() as conn:
-        return list(conn.execute(query).scalars())
+    return db.scalars(query)
 
 
 def list_used_words(db: Database) -> list[str]:
     """Targets of all jobs, ended ones too."""
-    with db.read() as conn:
-        return list(conn.execute(select(_J.target).distinct()).scalars())
+    return db.scalars(select(_J.target).distinct())
 
 
 def to_waiting(rows: Sequence[WaitingRow], kinds: Collection[str]) -> tuple[Waiting, ...]:
@@ -349,10 +358,8 @@ def read_priority(word: str) -> int:
 
 def count_preempted(db: Database, job_id: str) -> int:
     """Attempts of a job that our queue stopped for another job."""
-    query = select(func.count()).select_from(t.attempts)
-    with db.read() as conn:
-        wanted = (_A.job_id == job_id, _A.stop_reason == Reason.PREEMPTED.value, _A.reason == Reason.PREEMPTED.value)
-        return int(conn.execute(query.where(*wanted)).scalar_one())
+    wanted = (_A.job_id == job_id, _A.stop_reason == Reason.PREEMPTED.value, _A.reason == Reason.PREEMPTED.value)
+    return int(db.scalar(select(func.count()).select_from(t.attempts).where(*wanted)))
 
 
 def _list_unsaved(db: Database, attempts: Sequence[str]) -> dict[str, float]:
@@ -376,8 +383,7 @@ def _last_step(db: Database, attempt: str, phase: str, event: str) -> float | No
         .where(e.attempt == attempt, e.stream == EVENTS_FILE, e.phase == phase, e.event == event)
         .order_by(e.offset.desc())
     )
-    with db.read() as conn:
-        rows = conn.execute(query.limit(20)).scalars().all()
+    rows = db.scalars(query.limit(20))
     # A save in the memory of its node alone is not durable: the node's memory goes with the job.
     steps = [data.get("step") for data in rows if isinstance(data, Mapping) and data.get("tier") != "memory"]
     numbers = [float(step) for step in steps if isinstance(step, int) and not isinstance(step, bool)]
@@ -392,14 +398,8 @@ def _by_machine(rows: Sequence[DeviceRow]) -> dict[str, tuple[str, ...]]:
 
 
 def _unknown(attempt: str, rows: Sequence[DeviceRow]) -> Running:
-    return Running(
-        job=attempt.rpartition(".")[0],
-        project="",
-        priority=0,
-        kind=rows[0].kind,
-        devices=_by_machine(rows),
-        since_s=0.0,
-    )
+    job, held = attempt.rpartition(".")[0], _by_machine(rows)
+    return Running(job=job, project="", priority=0, kind=rows[0].kind, devices=held, since_s=0.0)
 
 
 def _waiting(row: Any, *, attempts: int = 0, machines: tuple[str, ...] = ()) -> WaitingRow:

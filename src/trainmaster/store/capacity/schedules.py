@@ -75,23 +75,19 @@ def lock(conn: Connection, set_id: str) -> None:
 def list_due(db: Database, now: datetime) -> list[DueRow]:
     columns = (_S.set_id, _SETS.name, _S.schedule, _S.next_at, _S.note, _S.trials, _S.decided)
     query = select(*columns).join(t.job_sets, _SETS.id == _S.set_id)
-    with db.read() as conn:
-        due = query.where(_S.next_at <= now, _S.paused.is_(False))
-        rows = conn.execute(due.order_by(_S.next_at)).mappings().all()
+    rows = db.mappings(query.where(_S.next_at <= now, _S.paused.is_(False)).order_by(_S.next_at))
     return [DueRow(**{**row, **_parse(row)}) for row in rows]
 
 
 def list_ahead(db: Database, after: datetime) -> list[ScheduleRow]:
     """Schedules that go on, and whose next time is later than this one."""
-    with db.read() as conn:
-        rows = conn.execute(_ROWS.where(_S.next_at > after, _S.paused.is_(False))).mappings().all()
+    rows = db.mappings(_ROWS.where(_S.next_at > after, _S.paused.is_(False)))
     return [_row(row) for row in rows]
 
 
 def list_schedules(db: Database, set_ids: Sequence[str]) -> dict[str, ScheduleRow]:
     """Those of these sets that have a schedule."""
-    with db.read() as conn:
-        rows = conn.execute(_ROWS.where(_S.set_id.in_(list(set_ids)))).mappings().all()
+    rows = db.mappings(_ROWS.where(_S.set_id.in_(list(set_ids))))
     return {row["set_id"]: _row(row) for row in rows}
 
 

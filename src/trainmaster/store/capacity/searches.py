@@ -57,15 +57,13 @@ def insert_search(conn: Connection, set_id: str, search: Search, template: Mappi
 
 
 def find_search(db: Database, set_id: str) -> SearchRow | None:
-    with db.read() as conn:
-        row = conn.execute(select(t.searches).where(_SEARCHES.set_id == set_id)).mappings().first()
+    row = db.first(select(t.searches).where(_SEARCHES.set_id == set_id))
     return SearchRow(**{**row, "search": build(Search, row["search"])}) if row is not None else None
 
 
 def list_ids(db: Database, set_ids: Sequence[str]) -> set[str]:
     """Those of these sets that are searches."""
-    with db.read() as conn:
-        return set(conn.execute(select(_SEARCHES.set_id).where(_SEARCHES.set_id.in_(list(set_ids)))).scalars())
+    return set(db.scalars(select(_SEARCHES.set_id).where(_SEARCHES.set_id.in_(list(set_ids)))))
 
 
 def list_trials(db: Database, set_id: str) -> list[SearchTrial]:
@@ -77,8 +75,7 @@ def list_trials(db: Database, set_id: str) -> list[SearchTrial]:
         .where(_TRIALS.set_id == set_id)
         .order_by(_TRIALS.number)
     )
-    with db.read() as conn:
-        rows = [dict(row) for row in conn.execute(query).mappings()]
+    rows = [dict(row) for row in db.mappings(query)]
     for row in rows:
         row["read"] = row.pop("read_attempt"), row.pop("read_offset")
         del row["set_id"]

@@ -17,10 +17,8 @@ from trainmaster.core.config.sweep import Sweep
 from trainmaster.core.errors import KeyTaken
 from trainmaster.core.schema import build, to_plain
 from trainmaster.core.spec import JobSpec
-from trainmaster.store import jobs
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.rows import JobRow, read_each
 
 _SETS, _TRIALS = t.job_sets.c, t.set_trials.c
 
@@ -104,16 +102,14 @@ _SET = select(*(t.job_sets.c[name] for name in SetRow.__dataclass_fields__))
 def find_set(db: Database, word: str) -> SetRow | None:
     """The set with this id, or the newest of this name."""
     query = _SET.where((_SETS.id == word) | (_SETS.name == word)).order_by(_SETS.created_at.desc(), _SETS.id)
-    with db.read() as conn:
-        row = conn.execute(query.limit(1)).mappings().first()
+    row = db.first(query.limit(1))
     return SetRow(**row) if row is not None else None
 
 
 def search_ids(db: Database, beginning: str, *, limit: int = 20) -> list[str]:
     """Ids of sets that begin so, newest first."""
     query = select(_SETS.id).where(_SETS.id.startswith(beginning, autoescape=True))
-    with db.read() as conn:
-        return list(conn.execute(query.order_by(_SETS.created_at.desc(), _SETS.id).limit(limit)).scalars())
+    return db.scalars(query.order_by(_SETS.created_at.desc(), _SETS.id).limit(limit))
 
 
 def list_sets(
@@ -125,14 +121,12 @@ def list_sets(
         query = query.where((_SETS.name == find) | _SETS.id.startswith(find, autoescape=True))
     if project is not None:
         query = query.where(_SETS.project == project)
-    with db.read() as conn:
-        return [SetRow(**row) for row in conn.execute(query).mappings()]
+    return [SetRow(**row) for row in db.mappings(query)]
 
 
 def list_unfinished(db: Database) -> list[SetRow]:
     """Sets that have trials to begin, or jobs to cancel."""
-    with db.read() as conn:
-        return [SetRow(**row) for row in conn.execute(_SET.where(_SETS.over.is_(False))).mappings()]
+    return [SetRow(**row) for row in db.mappings(_SET.where(_SETS.over.is_(False)))]
 
 
 def list_trials(db: Database, set_id: str) -> list[TrialRow]:
@@ -193,25 +187,14 @@ def list_alone(db: Database, *, project: str | None, limit: int, offset: int) ->
         return ids, int(conn.execute(select(func.count()).select_from(t.jobs).where(*alone)).scalar_one())
 
 
-def list_jobs(db: Database, ids: Sequence[str]) -> dict[str, JobRow]:
-    """Those of these jobs that there are and can be read, by id."""
-    found: dict[str, JobRow] = {}
-    with db.read() as conn:
-        for first in range(0, len(ids), 500):
-            query = select(*jobs.COLUMNS).where(t.jobs.c.id.in_(ids[first : first + 500]))
-            found |= {job.id: job for job in read_each(jobs.read_job, conn.execute(query).mappings())}
-    return found
-
-
 def find_word(conn: Connection, job_id: str) -> str:
     """What the target of a job stands for."""
     return str(conn.execute(select(t.jobs.c.target).where(t.jobs.c.id == job_id)).scalar_one())
 
 
 def find_spec(db: Database, set_id: str, number: int) -> JobSpec:
-    with db.read() as conn:
-        query = select(_TRIALS.spec).where(_TRIALS.set_id == set_id, _TRIALS.number == number)
-        return build(JobSpec, conn.execute(query).scalar_one())
+    query = select(_TRIALS.spec).where(_TRIALS.set_id == set_id, _TRIALS.number == number)
+    return build(JobSpec, db.scalar(query))
 
 
 def take_trial(conn: Connection, set_id: str, number: int, job_id: str) -> bool:
@@ -270,6 +253,6 @@ def mark_over(conn: Connection, set_id: str) -> None:
     if not is_cancelled(conn, set_id):  # and no time of a schedule adds trials while this row is locked
         waiting = select(_TRIALS.number).join(t.schedules, t.schedules.c.set_id == _TRIALS.set_id)
         waiting = waiting.where(_TRIALS.set_id == set_id, _TRIALS.job_id.is_(None))
-        if conn.execute(waiting.limit(1)).first() is not None:
+        if _has(conn, waiting):
             return
     conn.execute(update(t.job_sets).where(_SETS.id == set_id).values(over=True, message=""))

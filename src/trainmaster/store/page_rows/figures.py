@@ -17,7 +17,7 @@ from sqlalchemy import Integer, Select, Text, bindparam, cast, func, literal, se
 from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.store import tables as t
 from trainmaster.store.database import Database
-from trainmaster.store.events import ScannedEvent
+from trainmaster.store.events import ATTEMPTS_FROM, ScannedEvent
 
 PHASES = ("STEP", "EVAL_MODEL", "CHECKPOINT")
 _RARE = ("PROJECT", "PREFLIGHT", "TRAINING", "EVAL_MODEL", "CHECKPOINT", "WATCH", "START", "RECOVERY")
@@ -47,7 +47,7 @@ def scan_figures(db: Database, job_id: str, *, after: tuple[int, int] | None, li
     )
     rows: list[Figures] = []
     with db.read() as conn:
-        for attempt, which in conn.execute(_ATTEMPTS, {"job": job_id, "number": number}).all():
+        for attempt, which in conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": number}).all():
             place = {"attempt": attempt, "after": offset if which == number else -1, "most": limit - len(rows)}
             for at, phase, event, data, ts in conn.execute(query, place):
                 rows.append(Figures((which, at), ts, phase, event, _plain(data)))
@@ -61,7 +61,7 @@ def sample_steps(db: Database, job_id: str, *, count: int, phase: str = "STEP") 
     rows: list[Figures] = []
     chosen = _chosen(db.engine.dialect.name)
     with db.read() as conn:
-        tried = conn.execute(_ATTEMPTS, {"job": job_id, "number": 0}).all()
+        tried = conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": 0}).all()
         each = max(_LEAST, count // max(1, len(tried)))
         for attempt, which in tried:
             place = {"attempt": attempt, "count": each, "phase": phase}
@@ -77,7 +77,7 @@ def sample_events(db: Database, job_id: str, *, count: int) -> list[ScannedEvent
     query = query.order_by(e.offset.desc()).limit(_MOST_RARE)
     rows = [*sample_steps(db, job_id, count=count)]
     with db.read() as conn:
-        for attempt, which in conn.execute(_ATTEMPTS, {"job": job_id, "number": 0}).all():
+        for attempt, which in conn.execute(ATTEMPTS_FROM, {"job": job_id, "number": 0}).all():
             for phase in _RARE:
                 for at, name, event, data, ts in conn.execute(query, {"attempt": attempt, "phase": phase}):
                     rows.append(Figures((which, at), ts, name, event, _plain(data)))
@@ -92,15 +92,7 @@ def measure_events(db: Database, job_id: str) -> int:
         .select_from(t.streams.join(t.attempts, t.attempts.c.id == t.streams.c.attempt))
         .where(t.attempts.c.job_id == job_id, t.streams.c.stream == EVENTS_FILE)
     )
-    with db.read() as conn:
-        return int(conn.execute(query).scalar_one())
-
-
-_ATTEMPTS = (
-    select(t.attempts.c.id, t.attempts.c.number)
-    .where(t.attempts.c.job_id == bindparam("job"), t.attempts.c.number >= bindparam("number"))
-    .order_by(t.attempts.c.number)
-)
+    return int(db.scalar(query))
 
 
 def _columns(dialect: str, ts: Any) -> Select[Any]:

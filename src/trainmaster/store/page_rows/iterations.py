@@ -32,34 +32,29 @@ _EPOCH_COUNTS = (
 
 def list_iterations(db: Database, job_id: str) -> list[IterationRow]:
     """The iterations of a job, in their order."""
-    with db.read() as conn:
-        return [IterationRow(**row) for row in conn.execute(_ITERATIONS, {"job": job_id}).mappings()]
+    return [IterationRow(**row) for row in db.mappings(_ITERATIONS, {"job": job_id})]
 
 
 def find_iteration(db: Database, job_id: str, number: int) -> IterationRow | None:
     query = _ITERATION.where(t.iterations.c.job_id == job_id, t.iterations.c.number == number)
-    with db.read() as conn:
-        row = conn.execute(query).mappings().first()
+    row = db.first(query)
     return IterationRow(**row) if row is not None else None
 
 
 def list_steps(db: Database, job_id: str) -> list[StepRow]:
     """The steps of all iterations of a job, by iteration and then as they began."""
-    with db.read() as conn:
-        return [StepRow(**row) for row in conn.execute(_STEPS, {"job": job_id}).mappings()]
+    return [StepRow(**row) for row in db.mappings(_STEPS, {"job": job_id})]
 
 
 def list_epochs(db: Database, iteration_id: int, *, limit: int = 1000, offset: int = 0) -> list[Epoch]:
     """The epochs of an iteration, in their order."""
     query = select(t.epochs).where(t.epochs.c.iteration_id == iteration_id).order_by(t.epochs.c.number)
-    with db.read() as conn:
-        return [Epoch(**row) for row in conn.execute(query.limit(limit).offset(offset)).mappings()]
+    return [Epoch(**row) for row in db.mappings(query.limit(limit).offset(offset))]
 
 
 def count_epochs(db: Database, iteration_id: int) -> int:
     query = select(func.count()).select_from(t.epochs).where(t.epochs.c.iteration_id == iteration_id)
-    with db.read() as conn:
-        return int(conn.execute(query).scalar_one())
+    return int(db.scalar(query))
 
 
 def list_evals(
@@ -76,24 +71,19 @@ def list_evals(
     query = select(t.evals).order_by(t.evals.c.id.desc())
     if after is not None:
         query = query.where(t.evals.c.id < after)
-    if job_id is not None:
-        query = query.where(t.evals.c.job_id == job_id)
-    if model_id is not None:
-        query = query.where(t.evals.c.model_id == model_id)
+    exact = ((t.evals.c.job_id, job_id), (t.evals.c.model_id, model_id))
+    query = query.where(*(column == value for column, value in exact if value is not None))
     if project is not None:
         query = query.join(t.jobs, t.jobs.c.id == t.evals.c.job_id).where(t.jobs.c.project == project)
-    with db.read() as conn:
-        return [EvalRow(**row) for row in conn.execute(query.limit(limit).offset(offset)).mappings()]
+    return [EvalRow(**row) for row in db.mappings(query.limit(limit).offset(offset))]
 
 
 def count_epochs_by_iteration(db: Database, job_id: str) -> dict[int, int]:
     """How many epochs each iteration of a job has, by the iteration's id; one without any is not named."""
-    with db.read() as conn:
-        return {row[0]: row[1] for row in conn.execute(_EPOCH_COUNTS, {"job": job_id})}
+    return {row[0]: row[1] for row in db.rows(_EPOCH_COUNTS, {"job": job_id})}
 
 
 def list_iteration_numbers(db: Database, ids: Collection[int]) -> dict[int, int]:
     """The number of each of these iterations, by its id."""
     query = select(t.iterations.c.id, t.iterations.c.number).where(t.iterations.c.id.in_(set(ids)))
-    with db.read() as conn:
-        return {row[0]: row[1] for row in conn.execute(query)}
+    return {row[0]: row[1] for row in db.rows(query)}

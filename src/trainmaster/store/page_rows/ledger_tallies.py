@@ -21,10 +21,9 @@ from trainmaster.core.money.goodput.tally import Tally
 from trainmaster.store import costs
 from trainmaster.store import goodput as histories
 from trainmaster.store import tables as t
-from trainmaster.store.columns import Sound, upsert
+from trainmaster.store.columns import Sound, slices, upsert
 
 _J, _L = t.jobs.c, t.ledger_tallies.c
-_AT_ONCE = 500  # ids in one query
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +51,12 @@ def list_missing(conn: Connection) -> list[str]:
 
 def read(conn: Connection, ids: Collection[str]) -> list[KeptTally]:
     """The stored tallies of these jobs."""
-    wanted, found = sorted(ids), []
+    found = []
     run = func.coalesce(Sound(_J.spec)["resume_from"].as_string(), _J.id)
     query = select(_J.id, _J.project, _J.target, run, _L.tally).join(t.ledger_tallies, _L.job_id == _J.id)
-    for first in range(0, len(wanted), _AT_ONCE):
-        for job_id, project, target, begun, text in conn.execute(
-            query.where(_J.id.in_(wanted[first : first + _AT_ONCE]), _L.rules == find_rules())
-        ):
+    for some in slices(sorted(ids)):
+        rows = conn.execute(query.where(_J.id.in_(some), _L.rules == find_rules()))
+        for job_id, project, target, begun, text in rows:
             content = json.loads(text)
             tally = Tally(
                 ideal_us=content["ideal_us"], measured_us=content["measured_us"],

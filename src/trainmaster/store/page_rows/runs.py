@@ -17,12 +17,11 @@ from trainmaster.core.errors import JobUnreadable
 from trainmaster.core.states import Status
 from trainmaster.store import audit
 from trainmaster.store import tables as t
-from trainmaster.store.columns import Sound
+from trainmaster.store.columns import Sound, slices
 from trainmaster.store.database import Database
 from trainmaster.store.jobs import COLUMNS, filter_jobs, read_job
 from trainmaster.store.rows import JobRow, read_each
 
-_AT_ONCE = 500  # ids in one query
 _NEAR = 1_000  # jobs of a project that are searched for the next one of a run: no index has it
 
 
@@ -47,11 +46,8 @@ def find_runs(conn: Connection, ids: Collection[str], *, project: str | None = N
     j = t.jobs.c
     columns = (j.id, j.name, j.project, j.target, j.submitted_by, j.status, j.created_at, j.started_at, j.ended_at)
     found: dict[str, RunRow] = {}
-    ordered = sorted(ids)
-    for first in range(0, len(ordered), _AT_ONCE):
-        query = select(*columns, type_coerce(j.spec, Text).label("spec")).where(
-            j.id.in_(ordered[first : first + _AT_ONCE])
-        )
+    for some in slices(sorted(ids)):
+        query = select(*columns, type_coerce(j.spec, Text).label("spec")).where(j.id.in_(some))
         query = query.where(j.project == project) if project is not None else query
         found |= {run.id: run for run in read_each(_run, conn.execute(query).mappings().all())}
     return found
@@ -89,10 +85,8 @@ def list_prices(conn: Connection, ids: Collection[str]) -> dict[str, PriceRow]:
     query = select(j.id, j.submitted_by, j.target, stated, a.price_cents_per_hour)
     query = query.outerjoin(t.attempts, (a.job_id == j.id) & (a.number == j.attempts))
     found: dict[str, PriceRow] = {}
-    ordered = sorted(ids)
-    for first in range(0, len(ordered), _AT_ONCE):
-        rows = conn.execute(query.where(j.id.in_(ordered[first : first + _AT_ONCE])))
-        found |= {row[0]: PriceRow(*row[1:]) for row in rows}
+    for some in slices(sorted(ids)):
+        found |= {row[0]: PriceRow(*row[1:]) for row in conn.execute(query.where(j.id.in_(some)))}
     return found
 
 
@@ -101,8 +95,7 @@ def list_choices(db: Database, *, project: str | None = None, word: str | None =
     j = t.jobs.c
     query = select(j.id, j.name, j.project, j.status, j.created_at).order_by(j.created_at.desc(), j.id.desc())
     query = filter_jobs(query, status=None, project=project, word=word).limit(limit)
-    with db.read() as conn:
-        return read_each(_choice, conn.execute(query).mappings())
+    return read_each(_choice, db.mappings(query))
 
 
 def _choice(row: RowMapping) -> Choice:
@@ -116,8 +109,8 @@ def find_jobs(db: Database, ids: Sequence[str]) -> list[JobRow]:
     """Those of these jobs that are there, in the order of the ids."""
     found: dict[str, JobRow] = {}
     with db.read() as conn:
-        for first in range(0, len(ids), _AT_ONCE):
-            query = select(*COLUMNS).where(t.jobs.c.id.in_(ids[first : first + _AT_ONCE]))
+        for some in slices(ids):
+            query = select(*COLUMNS).where(t.jobs.c.id.in_(some))
             found |= {job.id: job for job in read_each(read_job, conn.execute(query).mappings())}
     return [found[job_id] for job_id in ids if job_id in found]
 
@@ -126,9 +119,8 @@ def find_origin(db: Database, job_id: str, *, project: str) -> JobName | None:
     """The job that this one runs again, where it is there still."""
     first = audit.list_origins(db, [job_id]).get(job_id)
     j = t.jobs.c
-    with db.read() as conn:
-        row = conn.execute(select(j.id, j.name).where(j.id == first, j.project == project)).first() if first else None
-    return JobName(id=row[0], name=row[1]) if row is not None else None
+    row = db.first(select(j.id, j.name).where(j.id == first, j.project == project)) if first else None
+    return JobName(**row) if row is not None else None
 
 
 def find_in_run(db: Database, job_id: str, *, later: bool) -> JobName | None:
@@ -160,7 +152,6 @@ def count_found(
 ) -> dict[Status, int]:
     """How many of the jobs that `filter_jobs` lets through each status has."""
     each = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
-    with db.read() as conn:
-        rows = conn.execute(filter_jobs(each, status=None, project=project, word=word, by=by, name=name))
-        found: dict[str, int] = {row[0]: row[1] for row in rows}
+    rows = db.rows(filter_jobs(each, status=None, project=project, word=word, by=by, name=name))
+    found: dict[str, int] = {row[0]: row[1] for row in rows}
     return {status: found.get(status.value, 0) for status in Status}

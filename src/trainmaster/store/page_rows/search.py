@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, Text, cast, func, select
 
 from trainmaster.store import tables as t
+from trainmaster.store.columns import slices
 from trainmaster.store.database import Database
 
-_AT_ONCE = 500  # names in one query
 _NEWEST = 500_000  # results of checks, of which a tenth is searched: their findings have no index, and a person waits
 
 
@@ -55,11 +55,9 @@ def find_failures(db: Database, word: str, *, project: str | None, limit: int) -
 def find_nodes(db: Database, word: str, *, project: str | None, limit: int) -> list[FoundNode]:
     """Nodes whose name has the word, each with its newest check."""
     c = t.check_results.c
-    with db.read() as conn:
-        named = list(conn.execute(select(_NAMES.c.node).where(_has(db, _NAMES.c.node, word))).scalars())
     found: list[FoundNode] = []
-    for first in range(0, len(named), _AT_ONCE):
-        newest = select(func.max(c.id)).where(c.node.in_(named[first : first + _AT_ONCE]))
+    for some in slices(db.scalars(select(_NAMES.c.node).where(_has(db, _NAMES.c.node, word)))):
+        newest = select(func.max(c.id)).where(c.node.in_(some))
         newest = newest if project is None else _of(newest.select_from(_checked()), project)
         ids = newest.group_by(c.node).order_by(c.node).limit(limit - len(found))
         found += _read_nodes(db, _select_nodes().where(c.id.in_(ids.scalar_subquery())).order_by(c.node))
@@ -74,8 +72,7 @@ def find_devices(db: Database, word: str, *, project: str | None, limit: int) ->
     Those of the check that states who each GPU is, and those that did not pass.
     """
     c = t.check_results.c
-    with db.read() as conn:
-        last = conn.execute(select(func.max(c.id))).scalar_one() or 0
+    last = db.scalar(select(func.max(c.id))) or 0
     near = _select_nodes().where(t.TELLING, c.id > last - _NEWEST, _has(db, cast(c.findings, Text), word))
     return _read_nodes(db, _of(near, project).order_by(c.id.desc()).limit(limit))
 
@@ -114,5 +111,4 @@ def _of(query: Select[Any], project: str | None) -> Select[Any]:
 
 
 def _read_nodes(db: Database, query: Select[Any]) -> list[FoundNode]:
-    with db.read() as conn:
-        return [FoundNode(*row) for row in conn.execute(query)]
+    return [FoundNode(*row) for row in db.rows(query)]

@@ -35,7 +35,7 @@ def find_checkpoint(job: dependencies.Job, request: Request) -> Response:
         200: {
             "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
             "description": "The file",
-        },
+        }
     },
 )
 def read_checkpoint_file(

@@ -36,9 +36,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get(
-    "/readyz",
-    response_model=Ready,
-    responses={503: {"model": Ready, "description": "Not ready, with the reasons"}},
+    "/readyz", response_model=Ready, responses={503: {"model": Ready, "description": "Not ready, with the reasons"}}
 )
 @router.head("/readyz", include_in_schema=False)
 def ready(request: Request, db: dependencies.Db) -> Response:

@@ -19,10 +19,7 @@ from trainmaster.web.routes import TRAINING, group, reply
 
 router = group("records", prefix=TRAINING)
 Number = Annotated[int, Path(alias="n", ge=0, le=2**63 - 1, description="number of the iteration, from 1")]
-JobFilter = Annotated[
-    str | None,
-    Query(pattern=f"^{UUID_PATTERN}$", description="evaluations of this job"),
-]
+JobFilter = Annotated[str | None, Query(pattern=f"^{UUID_PATTERN}$", description="evaluations of this job")]
 ModelFilter = Annotated[
     str | None, Query(pattern=r"^[^\x00]{1,1024}$", description="evaluations of this model")
 ]  # PostgreSQL has no NUL in a text

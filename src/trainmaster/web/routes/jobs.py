@@ -18,9 +18,10 @@ from trainmaster.control.queueing import priority
 from trainmaster.core.errors import JobMissing, JobOpen, NotWaiting
 from trainmaster.core.roles import Role
 from trainmaster.core.spec import DEFAULT_PROJECT, JobSpec, parse_spec
-from trainmaster.pages import attempts, deliveries, sets, transitions
+from trainmaster.pages import deliveries, sets
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.pages.parts import shapes
+from trainmaster.store import attempts, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, json_body
@@ -188,16 +189,11 @@ def delete_job(
     responses={200: {"model": Created, "description": "Resumed before with this key"}},
 )
 def resume_job(
-    request: Request,
-    job: dependencies.Job,
-    db: dependencies.Db,
-    who: dependencies.User,
+    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User,
     idempotency_key: dependencies.Key = None,
-) -> Response:
+) -> Response:  # fmt: skip
     """Continue an ended job as a new job, from its last checkpoint. 409 while it runs, 422 if it has saved none."""
-    with dependencies.creating():
-        dependencies.need_trust(request, who, job.spec)
-        row, new = submitting.resume(db, job.id, key=idempotency_key, by=who.name)
+    row, new = follow(request, job, db, who, submitting.resume, key=idempotency_key)
     return _created(row, new=new, note=budget.note_uncounted(db, row))
 
 
@@ -208,23 +204,28 @@ def resume_job(
     responses={200: {"model": Created, "description": "It was run again before, with this key"}},
 )
 def rerun_job(
-    request: Request,
-    job: dependencies.Job,
-    db: dependencies.Db,
-    who: dependencies.User,
+    request: Request, job: dependencies.Job, db: dependencies.Db, who: dependencies.User,
     idempotency_key: dependencies.Key = None,
-) -> Response:
+) -> Response:  # fmt: skip
     """A new job with the spec of this one, from the beginning."""
+    row, new = follow(request, job, db, who, submitting.run_again, key=idempotency_key)
+    return _created(row, new=new, note=budget.note_uncounted(db, row))
+
+
+def follow(
+    request: Request, job: JobRow, db: Database, who: Caller, submit: Callable[..., tuple[JobRow, bool]], *,
+    key: str | None = None,
+) -> tuple[JobRow, bool]:  # fmt: skip
+    """What a submission made out of another job, and whether it is new."""
     with dependencies.creating():
         dependencies.need_trust(request, who, job.spec)
-        row, new = submitting.run_again(db, job.id, key=idempotency_key, by=who.name)
-    return _created(row, new=new, note=budget.note_uncounted(db, row))
+        return submit(db, job.id, key=key, by=who.name)
 
 
 @router.get("/{uuid}/transitions", response_model=Transitions)
 def list_transitions(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every change of the job's stage, in order, with its reason."""
-    return reply(transitions.read(db, job.id))
+    return reply(Transitions(transitions=tuple(jobs.list_transitions(db, job.id))))
 
 
 @router.get("/{uuid}/deliveries", response_model=Deliveries, dependencies=[dependencies.admins])
@@ -238,7 +239,7 @@ def list_job_deliveries(
 @router.get("/{uuid}/attempts", response_model=Attempts)
 def list_attempts(job: dependencies.Job, db: dependencies.Db) -> Response:
     """Every attempt of a job, and how it ended."""
-    return reply(attempts.read(db, job.id))
+    return reply(Attempts(attempts=tuple(shapes.attempt(row) for row in attempts.list_attempts(db, job.id))))
 
 
 def _created(row: JobRow, *, new: bool, note: str | None) -> Response:

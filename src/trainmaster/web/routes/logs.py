@@ -42,7 +42,7 @@ async def list_logs(job: dependencies.Job, db: dependencies.Db) -> Response:
                 "Trainmaster-Next-Offset": {"description": "offset of the next byte", "schema": {"type": "string"}},
                 "Trainmaster-Attempt": {"description": "number of the attempt", "schema": {"type": "string"}},
             },
-        },
+        }
     },
 )
 async def read_log(

@@ -8,10 +8,8 @@ from fastapi import Path, Request
 from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
-from trainmaster.api.codec import fill
-from trainmaster.api.targets import KnownTarget, KnownTargets, TargetGrant
+from trainmaster.api.targets import KnownTarget, KnownTargets
 from trainmaster.control import known_targets
-from trainmaster.control.known_targets import Shown
 from trainmaster.core.errors import Fault, UsageError
 from trainmaster.web import dependencies
 from trainmaster.web.errors import Refused
@@ -41,7 +39,7 @@ class GrantWish(Body):
 @router.get("", response_model=KnownTargets)
 def list_targets(db: dependencies.Db, who: dependencies.Operator) -> Response:  # noqa: ARG001 (asks for the role)
     """Targets by name, with the projects that may use each. Their settings are not shown."""
-    return reply(KnownTargets(targets=tuple(map(_shape, known_targets.show(db)))))
+    return reply(KnownTargets(targets=tuple(known_targets.show(db))))
 
 
 @router.post("", response_model=KnownTarget, status_code=201)
@@ -50,13 +48,13 @@ def add_target(wish: TargetWish, request: Request, db: dependencies.Db, who: dep
     state = request.app.state
     with dependencies.creating():
         known_targets.add(db, wish.name, wish.word, home=state.home, storage=state.storage.url, by=who.name)
-    return reply(_shape(known_targets.show(db, wish.name)[0]), status_code=201)
+    return reply(known_targets.show(db, wish.name)[0], status_code=201)
 
 
 @router.get("/{name}", response_model=KnownTarget)
 def find_target(name: TargetName, db: dependencies.Db, who: dependencies.Operator) -> Response:  # noqa: ARG001
     """One target."""
-    return reply(_shape(_find(db, name)))
+    return reply(_find(db, name))
 
 
 @router.delete("/{name}", status_code=204, response_class=Response)
@@ -81,7 +79,7 @@ def grant_target(
     except UsageError as error:
         fault = Fault(path="user", message=str(error))
         raise Refused(422, "bad_account", "the account cannot be used; nothing was changed", faults=[fault]) from error
-    return reply(_shape(_find(db, name)))
+    return reply(_find(db, name))
 
 
 @router.delete("/{name}/projects/{project}", status_code=204, response_class=Response)
@@ -94,10 +92,6 @@ def revoke_target(
     return Response(status_code=204)
 
 
-def _find(db: dependencies.Db, name: str) -> Shown:
+def _find(db: dependencies.Db, name: str) -> KnownTarget:
     with dependencies.finding():
         return known_targets.show(db, name)[0]
-
-
-def _shape(shown: Shown) -> KnownTarget:
-    return fill(KnownTarget, shown, granted=tuple(fill(TargetGrant, one) for one in shown.granted))

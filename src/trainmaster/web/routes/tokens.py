@@ -11,11 +11,9 @@ from starlette.responses import Response
 
 from trainmaster.api.access import Audit, Me, NewToken, Tokens
 from trainmaster.core.roles import Role
-from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, tokens
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Caller, need
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import Body, group, reply
 
@@ -41,13 +39,14 @@ def list_tokens(
     db: dependencies.Db, who: dependencies.Admin, limit: dependencies.Limit = 200, offset: dependencies.Offset = 0
 ) -> Response:
     """Tokens by name, revoked ones too. Their secrets are not stored."""
-    return reply(tokens_page.read(db, project=who.project, limit=limit, offset=offset))
+    rows = tokens.list_tokens(db, project=who.project, limit=limit, offset=offset)
+    return reply(Tokens(tokens=tuple(rows)))
 
 
 @router.post("/tokens", response_model=NewToken, status_code=201)
 def create_token(wish: TokenWish, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Create a token. Its secret is only in this answer. 409 if the name was used before."""
-    _need_all_of(who, wish.project)
+    dependencies.need_all_of(who, wish.project)
     token = issue(db, wish, by=who.name)
     return reply(NewToken(name=wish.name, role=wish.role, project=wish.project, token=token), status_code=201)
 
@@ -99,10 +98,3 @@ def list_audit(
     """Audit trail, newest first."""
     rows = audit.list_audit(db, subject=subject, limit=limit, offset=offset)
     return reply(Audit(entries=tuple(rows), limit=limit, offset=offset))
-
-
-def _need_all_of(who: Caller, project: str | None) -> None:
-    """Refuse a token with more rights than its creator has."""
-    if project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
-    need(who, Role.ADMIN, project=project)

@@ -17,12 +17,11 @@ from trainmaster.control.notify.send import check_url
 from trainmaster.control.notify.signing import signing_key
 from trainmaster.core.errors import Fault, UsageError
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries
 from trainmaster.store import audit, webhooks
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Caller, need
+from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
 from trainmaster.web.routes import Body, group, reply
 
@@ -59,9 +58,7 @@ def list_webhooks(db: dependencies.Db, project: dependencies.Project) -> Respons
 @router.post("", response_model=NewWebhook, status_code=201)
 def create_webhook(wish: HookWish, request: Request, db: dependencies.Db, who: dependencies.Admin) -> Response:
     """Create a webhook. Its signing key is only in this answer."""
-    if wish.project is None and who.project is not None:
-        raise Refused(403, "forbidden", f"{who.label} is limited to the project {who.project}; name that project")
-    need(who, Role.ADMIN, project=wish.project)
+    dependencies.need_all_of(who, wish.project)
     try:
         check_url(wish.url, allow_hosts=channels.load(request.app.state.home).allow_hosts)
     except UsageError as error:

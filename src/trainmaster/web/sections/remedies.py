@@ -19,6 +19,7 @@ from trainmaster.control.queueing import machines
 from trainmaster.core.errors import TargetError, TrainmasterError, UsageError
 from trainmaster.core.health import ClusterHealth
 from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts.target_names import without_account
 from trainmaster.store import audit, nodes
 from trainmaster.store.database import Database
 from trainmaster.store.nodes import NodeCheck
@@ -55,7 +56,7 @@ def plan_drain(db: Database, home: Path, node: str, *, most: int | None = None) 
         through = _through(newest, node)
         if (own := _find_own(db, node, through)) is not None:
             return own
-        peers = {name: check for name, check in newest.items() if _word(check.target) == through}
+        peers = {name: check for name, check in newest.items() if without_account(check.target) == through}
         checked = nodes.list_findings(conn, {check.attempt for check in peers.values()})
     found = _load(node, through, newest)
     if found.scheduler is None:
@@ -199,13 +200,8 @@ def _find_out(scheduler: Scheduler, home: Path, node: str) -> Out | None:
 
 
 def _through(newest: Mapping[str, NodeCheck], node: str) -> str:
-    return _word(newest[node].target) if node in newest else ""
-
-
-def _word(target: str) -> str:
-    """The target of a row without the account of a project: the scheduler is asked as the server."""
-    _, name, option = targets.split(target)
-    return f"{name}:{option}" if option else name
+    """The target of a node without the account of a project: the scheduler is asked as the server."""
+    return without_account(newest[node].target) if node in newest else ""
 
 
 def _by_hand(through: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.api.events import Events
@@ -20,14 +20,14 @@ from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.roles import Role
 from trainmaster.core.states import Stage
-from trainmaster.pages import artifacts, checks, deliveries, events, job_cost, queue, transitions
+from trainmaster.pages import artifacts, checks, deliveries, events, job_cost, queue
 from trainmaster.pages.parts.downsample import sick_text
 from trainmaster.report import html
+from trainmaster.store import jobs
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures
 from trainmaster.store.rows import JobRow
 from trainmaster.web import dependencies, rows
-from trainmaster.web.auth import Caller
 from trainmaster.web.errors import not_found
 from trainmaster.web.kept import Kept
 from trainmaster.web.sections.queue import FRESH_S, MOST
@@ -59,20 +59,24 @@ BINS: dict[str, Any] = {
 
 
 @router.get("/jobs/{uuid}")
-def overview(
-    *, row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer,
-    db: dependencies.Db, kept: dependencies.Answers,
-) -> Response:  # fmt: skip
-    return _overview("run.html", row.id, live, ledgers, who, waiting=_find_place(db, kept, row))
-
-
 @router.get("/jobs/{uuid}/part")
-def part(
-    *, row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept, who: dependencies.Viewer,
-    db: dependencies.Db, kept: dependencies.Answers,
+def overview(
+    *, request: Request, row: dependencies.Job, live: dependencies.Live, ledgers: dependencies.LedgersKept,
+    who: dependencies.Viewer, db: dependencies.Db, kept: dependencies.Answers,
 ) -> Response:  # fmt: skip
-    """The fragment that an open page replaces every two seconds."""
-    return _overview("run_part.html", row.id, live, ledgers, who, waiting=_find_place(db, kept, row))
+    """The page, or the fragment that an open page replaces every two seconds."""
+    page, whole = live.glance(row.id)
+    if page is None:
+        raise not_found(row.id)
+    goodput, goodput_whole = ledgers.glance(row.id)
+    template = "run_part.html" if request.scope["path"].endswith("/part") else "run.html"
+    answer = render(
+        template, whole=whole and goodput_whole, goodput=goodput, tab="", tabs=TABS, who=who,
+        may_act=who.may(Role.USER), waiting=_find_place(db, kept, row), **html.context(page), **BINS,
+    )  # fmt: skip
+    if page.status.final and whole and goodput_whole:
+        answer.headers[FINAL] = "1"
+    return answer
 
 
 @router.get("/jobs/{uuid}/curves.csv")
@@ -116,7 +120,7 @@ def detail(
         more = {"cost": job_cost.read(db, row.id), "goodput": ledger, "whole": whole and ledger_whole, **BINS}
     elif tab == "attempts":
         sent = deliveries.read(db, job=row.id).deliveries if who.may(Role.ADMIN) else ()
-        more = {"transitions": transitions.read(db, row.id).transitions, "deliveries": sent}
+        more = {"transitions": jobs.list_transitions(db, row.id), "deliveries": sent}
     known = {"page": page, "whole": whole, "tab": tab, "tabs": TABS, "who": who, "may_act": who.may(Role.USER)}
     return render("run_tab.html", **{**known, **html.context(page, drawn=False), **more})
 
@@ -152,20 +156,6 @@ def _find_place(db: Database, kept: Kept, row: JobRow) -> dict[str, Any] | None:
     choices = PRIORITIES if priority.may_change(row) else ()
     before = queue.describe_before(page).get(row.id, "")
     return {"line": line, "before": before, "priority": row.spec.queue.priority, "choices": choices}
-
-
-def _overview(template: str, job_id: str, live: Any, ledgers: Any, who: Caller, *, waiting: Any) -> Response:
-    page, whole = live.glance(job_id)
-    if page is None:
-        raise not_found(job_id)
-    goodput, goodput_whole = ledgers.glance(job_id)
-    answer = render(
-        template, whole=whole and goodput_whole, goodput=goodput, tab="", tabs=TABS, who=who,
-        may_act=who.may(Role.USER), waiting=waiting, **html.context(page), **BINS,
-    )  # fmt: skip
-    if page.status.final and whole and goodput_whole:
-        answer.headers[FINAL] = "1"
-    return answer
 
 
 def _events(db: Database, job_id: str, after: str, phase: str) -> tuple[Events, bool]:

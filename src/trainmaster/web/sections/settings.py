@@ -24,7 +24,6 @@ from trainmaster.core.ids import is_uuid
 from trainmaster.core.money.cost import dollars
 from trainmaster.core.roles import Role
 from trainmaster.pages import deliveries, projects
-from trainmaster.pages import tokens as tokens_page
 from trainmaster.store import audit, costs, people, tokens, webhooks
 from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
@@ -372,7 +371,7 @@ def _page(
         roles=list(Role),
         own_tokens=tokens.list_owned(db, who.session.person) if who.session is not None else (),
         own_days=tokens.PERSONAL.days,
-        tokens=tokens_page.read(db, project=who.project, limit=_MOST_TOKENS).tokens if admin else (),
+        tokens=tokens.list_tokens(db, project=who.project, limit=_MOST_TOKENS) if admin else (),
         projects=listed,
         chosen=_find_named(listed, wanted),
         seen=_find_named(listed, typed.text("project") if typed is not None else wanted),

@@ -121,7 +121,7 @@ def pods_file(pod_cluster: kube_nodes.Cluster, tmp_path: Path) -> Path:
 
 
 # A pod takes seconds to start: `make contract-k8s` holds this target to the contract, `make test` to its own tests.
-in_pods = pytest.mark.skipif("TRAINMASTER_CONTRACT_PODS" not in os.environ, reason="make contract-k8s")
+in_pods = pytest.mark.make("contract-k8s")
 
 
 @pytest.fixture(

@@ -48,8 +48,9 @@ lint: $(VENV)/.dev ## ruff: style and mistakes
 types: $(VENV)/.dev ## mypy, strict
 	nice -n 19 $(BIN)/mypy
 
+# Thousands of small folders and databases: in memory where there is a gigabyte for them, since a disk is waited for.
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
-	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
+	TMPDIR=$$(sh tools/folder-in-memory.sh) TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"

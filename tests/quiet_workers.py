@@ -1,4 +1,4 @@
-"""Workers of a parallel run report what is printed: not that a test began, was set up or was torn down without fault.
+"""Workers of a parallel run report what is printed: not that a test began, ended, or was set up without fault.
 
 xdist sends five messages for each test, and half of `make quick` are tests of a millisecond. Set-ups and teardowns
 that took long are reported, for the list of the slowest.
@@ -19,7 +19,7 @@ def is_printed(name: str, words: dict[str, Any]) -> bool:
     if name == "testreport":
         report = words["data"]
         return bool(report["when"] == "call" or report["outcome"] != "passed" or report["duration"] >= LONG_S)
-    return name != "logstart"
+    return name not in ("logstart", "logfinish")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

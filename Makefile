@@ -48,8 +48,9 @@ lint: $(VENV)/.dev ## ruff: style and mistakes
 types: $(VENV)/.dev ## mypy, strict
 	nice -n 19 $(BIN)/mypy
 
+# Thousands of small folders and databases: in memory where there is a gigabyte for them, since a disk is waited for.
 quick: $(VENV)/.dev ## the inner loop, under a minute: no test that is slow or starts a process, a server or a browser
-	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
+	TMPDIR=$$(sh tools/folder-in-memory.sh) TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -n 2 --dist loadfile -m "not spawns and not slow and not alone"
 
 parallel: $(VENV)/.dev ## every test but those that depend on timing; skipped ones are listed with their reason
 	TRAINMASTER_SAMPLE=$(SAMPLE) $(BIN)/pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone"
@@ -132,14 +133,14 @@ ssh-64: $(VENV)/.dev system-packages ## 64 jobs at once on 64 SSH hosts of this 
 	PYTHONPATH=tests $(BIN)/python benchmarks/ssh_hosts.py $(ARGS)
 
 contract-k8s: $(VENV)/.dev system-packages testbed-k8s ## the target contract in pods of two real kubelets; needs root
-	TRAINMASTER_CONTRACT_PODS=1 $(BIN)/pytest tests/targets/test_target_contract.py -k kubernetes
+	TRAINMASTER_PROOFS_OF=contract-k8s $(BIN)/pytest tests/targets/test_target_contract.py -k kubernetes
 
 contract-containers: $(VENV)/.dev system-packages testbed-k8s ## every check in real containers with five kinds of rights, jobs in pods of kubelets, ten sick recordings; needs root
-	TRAINMASTER_CONTAINERS_WHOLE=1 $(BIN)/pytest tests/checks/gpu/test_gpu_containers.py tests/checks/gpu/test_gpu_pods.py
+	TRAINMASTER_PROOFS_OF=contract-containers $(BIN)/pytest tests/checks/gpu/test_gpu_containers.py tests/checks/gpu/test_gpu_pods.py
 
 images: $(VENV)/.dev system-packages ## build the images of acceptance and SageMaker over Debian and torch, and run them on ten sick recordings; needs root and 8 GB
 	PYTHON=$(BIN)/python sh tools/build-base-image.sh
-	TRAINMASTER_IMAGES=1 $(BIN)/pytest tests/checks/gpu/test_gpu_images.py
+	TRAINMASTER_PROOFS_OF=images $(BIN)/pytest tests/checks/gpu/test_gpu_images.py
 
 testbed-k8s: ## build the Kubernetes programs that the tests use, once: minutes, and 350 MB in ~/.cache/trainmaster
 	@sh tools/build-kubernetes.sh

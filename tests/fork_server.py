@@ -55,10 +55,12 @@ class Child:
 
     def wait(self, timeout: float | None = None) -> int:
         end = time.monotonic() + timeout if timeout is not None else None
+        rest_s = 0.005
         while (code := self.poll()) is None:
             if end is not None and time.monotonic() > end:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
-            time.sleep(0.01)
+            time.sleep(rest_s)
+            rest_s = min(0.05, rest_s * 1.2)
         return code
 
     def send_signal(self, number: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import trainmaster
+from rests import rests
 from trainmaster.agent import processes
 from trainmaster.core.plan import ATTEMPT_VARIABLE, EVENTS_FILE, EXIT_FILE, PLAN_FILE, ExitRecord, Plan
 from trainmaster.core.spec import parse_spec
@@ -25,9 +26,11 @@ AGENT = (sys.executable, "-m", "trainmaster.agent")
 def until(condition: Callable[[], Any], *, what: str, limit_s: float = 20.0) -> Any:
     """Wait for something that must come; the limit only ends a test that has failed."""
     end = time.monotonic() + limit_s
-    while not (value := condition()):
+    for rest_s in rests(0.01, most_s=0.05):
+        if value := condition():
+            break
         assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.01)
+        time.sleep(rest_s)
     return value
 
 

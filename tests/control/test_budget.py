@@ -246,7 +246,7 @@ def drive(db: Database, home: Path, job: JobRow, act: Callable[[JobRow], None]) 
     async def main() -> JobRow:
         stop = asyncio.Event()
         tasks = [
-            asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.02)),
+            asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.1)),
             asyncio.create_task(budget.run(db, stop=stop, look_s=0.1)),
         ]
         while True:
@@ -255,7 +255,7 @@ def drive(db: Database, home: Path, job: JobRow, act: Callable[[JobRow], None]) 
             if now.status.final:
                 break
             act(now)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         stop.set()
         await asyncio.gather(*tasks)
         return now

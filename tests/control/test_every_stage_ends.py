@@ -47,7 +47,7 @@ def finish(db: Database, home: Path, spec: dict[str, Any], **options: Any) -> Jo
 
     async def go() -> None:
         stop = asyncio.Event()
-        task = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05, **options))
+        task = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.1, **options))
         end = time.monotonic() + ENDS_S
         while time.monotonic() < end:
             row = await asyncio.to_thread(jobs.find_job, db, job.id)

@@ -47,10 +47,10 @@ def reconcile(db: Database, home: Path, *jobs: JobRow, act: Callable[[], None] =
 
     async def main() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(reconciling.run(db, home, stop=stop, tick_s=0.02))
+        loop = asyncio.create_task(reconciling.run(db, home, stop=stop, tick_s=0.1))
         while not all(find(db, job).status.final for job in jobs):
             act()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
         stop.set()
         await loop
 

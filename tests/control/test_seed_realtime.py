@@ -89,7 +89,7 @@ def seen(db: Database, tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 async def _watch(db: Database, home: Path, seen: Seen, until: Any) -> None:
     stop = asyncio.Event()
-    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.02))
+    loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.1))
     while not until():
         assert not loop.done(), loop.exception()
         await asyncio.sleep(0.02)

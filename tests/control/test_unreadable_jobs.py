@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select, text, update
+from sqlalchemy.exc import DataError
 
 from control.driving import driven, wait
 from control.scripted import at_once
@@ -51,6 +52,16 @@ def spoil(db: Database, job_id: str, kind: str) -> None:
     stored = "CAST(:spec AS jsonb)" if db.engine.dialect.name == "postgresql" else ":spec"
     with db.write() as conn:
         conn.execute(text(f"UPDATE jobs SET spec = {stored} WHERE id = :id"), {"spec": written, "id": job_id})
+
+
+def is_stored(db: Database, job_id: str, kind: str) -> bool:
+    """Store it, where the database takes it: PostgreSQL refuses what is no JSON."""
+    if (db.engine.dialect.name, kind) == ("postgresql", "no JSON"):
+        with pytest.raises(DataError, match="invalid input syntax for type json"):
+            spoil(db, job_id, kind)
+        return False
+    spoil(db, job_id, kind)
+    return True
 
 
 def _submit(db: Database, target: Shared, project: str) -> JobRow:

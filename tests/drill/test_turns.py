@@ -102,6 +102,7 @@ def resume(turns: Any, folder: Path, steps: list[str], *, save: int, more: int =
     return found
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("save", [0, 2, 3])
 @pytest.mark.parametrize("steps", [VPG, CRITIC[:75], CRITIC, BEFORE, HEAD, IN_TURN])
 def test_a_right_resume_has_the_steps_of_the_run_however_it_begins(
@@ -118,6 +119,7 @@ def test_a_right_resume_has_the_steps_of_the_run_however_it_begins(
     assert judge.weights([short]).verdict is Verdict.PASS
 
 
+@pytest.mark.matrix(one_in=3)
 @pytest.mark.parametrize("seed", range(24))
 def test_a_right_resume_of_a_program_of_any_rhythm_passes(turns: Any, tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)

@@ -58,7 +58,7 @@ def submit(db: Database, pool: Path, script: str, **spec: Any) -> JobRow:
 def drive(db: Database, home: Path, *jobs: JobRow, also: Callable[[], None] = lambda: None) -> list[JobRow]:
     async def go() -> list[JobRow]:
         stop = asyncio.Event()
-        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, home, stop=stop, tick_s=0.2))
         try:
             while True:
                 now = [find_job(db, job.id) for job in jobs]
@@ -163,7 +163,7 @@ def test_what_is_ours_and_not_wanted_is_returned_and_foreign_machines_stay(
 
     async def go() -> None:
         stop = asyncio.Event()
-        loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.05))
+        loop = asyncio.create_task(reconcile.run(db, tmp_path, stop=stop, tick_s=0.2))
         while label.name in rented(pool).values():  # noqa: ASYNC110 (another program's file)
             await asyncio.sleep(0.05)
         stop.set()

@@ -85,7 +85,7 @@ async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]
     db = open_database(folder / "trainmaster.db")
     job = submitting.submit(db, parse_spec(spec))
     stop = asyncio.Event()
-    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.05))
+    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.2))
     work, store = home / ".trainmaster" / "jobs" / job.id / "work", open_store(folder / "storage")
     seen: Seen | None = None
     try:
@@ -120,7 +120,7 @@ async def watch(folder: Path, images: Registry, home: Path, spec: dict[str, Any]
 async def run_to_the_end(folder: Path, spec: dict[str, Any]) -> JobRow:
     db, stop = open_database(folder / "trainmaster.db"), asyncio.Event()
     job = submitting.submit(db, parse_spec(spec))
-    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.05))
+    loop = asyncio.create_task(reconcile.run(db, folder, stop=stop, tick_s=0.2))
     try:
         while not (now := find_job(db, job.id) or job).status.final:  # noqa: ASYNC110 (rows have no event)
             await asyncio.sleep(0.05)

@@ -63,10 +63,10 @@ class Run:
 
     async def _drive(self, job: JobRow) -> JobRow:
         stop = asyncio.Event()
-        loop = asyncio.create_task(reconcile.run(self.db, self.folder, stop=stop, tick_s=0.05, storage=self.storage))
+        loop = asyncio.create_task(reconcile.run(self.db, self.folder, stop=stop, tick_s=0.2, storage=self.storage))
         try:
             while (now := find_job(self.db, job.id)) is not None and not now.status.final:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
             assert now is not None
             return now
         finally:

@@ -17,6 +17,7 @@ import yaml
 import kube_nodes
 import trainmaster
 from lambda_sim import lambda_cloud
+from rests import rests
 from slurm import Cluster
 from sshd import Lab, lab, needs_sshd
 from trainmaster import targets
@@ -121,7 +122,7 @@ def pods_file(pod_cluster: kube_nodes.Cluster, tmp_path: Path) -> Path:
 
 
 # A pod takes seconds to start: `make contract-k8s` holds this target to the contract, `make test` to its own tests.
-in_pods = pytest.mark.skipif("TRAINMASTER_CONTRACT_PODS" not in os.environ, reason="make contract-k8s")
+in_pods = pytest.mark.make("contract-k8s")
 
 
 @pytest.fixture(
@@ -210,9 +211,11 @@ def end() -> Callable[..., Coroutine[Any, Any, Poll]]:
     async def end(target: Target, handle: Handle, *, limit_s: float = 60.0) -> Poll:
         """Poll until the attempt is over; the limit only ends a test that has failed."""
         async with asyncio.timeout(limit_s):
-            while not (poll := await target.poll(handle)).state.over:
+            for rest_s in rests():
+                if (poll := await target.poll(handle)).state.over:
+                    break
                 assert poll.state in (TargetState.WAITING, TargetState.RUNNING), poll
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(rest_s)
         return poll
 
     return end
@@ -223,9 +226,10 @@ def printed() -> Callable[..., Coroutine[Any, Any, bytes]]:
     async def printed(target: Target, handle: Handle, *, limit_s: float = 60.0) -> bytes:
         """What rank 0 says first: the sign that it is up."""
         async with asyncio.timeout(limit_s):
-            while True:
+            for rest_s in rests():
                 if text := await target.read(handle, rank_log(0), offset=0, limit=100):
-                    return text
-                await asyncio.sleep(0.02)
+                    break
+                await asyncio.sleep(rest_s)
+            return text
 
     return printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sampling import VARIABLE, draw
+from sampling import TARGET, VARIABLE, draw
 
 TESTS = """
 import pytest
@@ -29,6 +30,17 @@ import pytest
 pytestmark = pytest.mark.matrix(one_in=3, of="files", by_file=True)
 @pytest.mark.parametrize("case", range(4))
 def test_of_one_outcome(case): pass
+"""
+LONG = """
+import pytest
+@pytest.mark.make("images")
+@pytest.mark.matrix(one_in=4, of="images")
+@pytest.mark.parametrize("case", range(4))
+def test_image(case): pass
+@pytest.mark.matrix(one_in=4, of="images")
+def test_beside(): pass
+@pytest.mark.parametrize("pods", [False, pytest.param(True, marks=pytest.mark.make("contract-k8s"))])
+def test_both(pods): pass
 """
 
 CASES = [
@@ -64,15 +76,51 @@ def test_a_run_says_how_many_were_drawn_and_who_runs_the_rest(
     (tmp_path / "test_some.py").write_text(TESTS)
     for name in ("test_one.py", "test_two.py"):
         (tmp_path / name).write_text(WHOLE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  proof\n")
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    env.pop(VARIABLE, None)
-    env |= {VARIABLE: seed} if seed else {}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "sampling", "-p", "no:cacheprovider", *words]
-    ended = subprocess.run([*command, "."], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    ended = run(tmp_path, *words, **({VARIABLE: seed} if seed else {}))
     assert f"{passed} passed" in ended.stdout
     lines = [line for line in ended.stdout.splitlines() if line.startswith("matrices and proofs: ") and "drawn" in line]
     assert [line.partition(" by ")[0].removeprefix("matrices and proofs: ") for line in lines] == (
         [told] if told else []
     )
     assert all(line.endswith("`make matrices` runs all") for line in lines)
+
+
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  proof\n  make\n")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    env = {name: value for name, value in env.items() if name not in (VARIABLE, TARGET)} | variables
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "sampling", "-p", "no:cacheprovider", *words]
+    return subprocess.run([*command, "."], cwd=folder, env=env, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "passed", "left"),
+    [
+        ((), {}, "2 passed, 5 deselected", "1 to `make contract-k8s`, 4 to `make images`"),
+        # It is left out before anything is drawn: the one case of the matrix that can run does.
+        (("-n", "1"), {VARIABLE: "2026-11-17"}, "2 passed", "1 to `make contract-k8s`, 4 to `make images`"),
+        ((), {TARGET: "images"}, "6 passed, 1 deselected", "1 to `make contract-k8s`"),
+        (("-k", "image"), {TARGET: "images"}, "4 passed, 3 deselected", None),
+    ],
+)
+def test_long_proofs_are_left_to_their_targets(
+    tmp_path: Path, words: tuple[str, ...], variables: dict[str, str], passed: str, left: str | None
+) -> None:
+    (tmp_path / "test_long.py").write_text(LONG)
+    told = run(tmp_path, *words, **variables).stdout
+    assert passed in told, told
+    lines = [line for line in told.splitlines() if line.startswith("long proofs ")]
+    assert lines == ([f"long proofs left to their targets: {left}"] if left else [])
+
+
+def test_the_targets_are_those_of_the_makefile() -> None:
+    tests = Path(__file__).parents[1]
+    named = {
+        name
+        for path in (*tests.glob("*/**/test_*.py"), *tests.glob("*/**/conftest.py"))
+        if path != Path(__file__)
+        for name in re.findall(r"mark\.make\(\"([\w-]+)\"\)", path.read_text())
+    }
+    makefile = (tests.parent / "Makefile").read_text()
+    assert named == set(re.findall(rf"^\t{TARGET}=(\S+)", makefile, re.MULTILINE)) != set()
+    assert all(re.search(rf"^{name}:.*##", makefile, re.MULTILINE) for name in named)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from trainmaster.core.results import UNSEEN
 
 pytestmark = pytest.mark.spawns
 SOURCE = Path(__file__).parents[3] / "src"
-WHOLE = os.environ.get("TRAINMASTER_CONTAINERS_WHOLE") == "1"
 RIGHTS = {
     "default": [],
     "no capability": ["--cap-drop", "ALL"],
@@ -54,6 +53,13 @@ SICK: dict[str, tuple[str, Callable[[Machine], None]]] = {
     "a reset that the driver asks for": ("gpu_recovery", edit(gpu_recovery_action="Reset")),
     "a GPU that is too hot": ("gpu_temperature", edit(temperature__gpu_temp="91 C")),
 }
+
+
+def some_always(cases: Iterable[str], *always: str) -> list[Any]:
+    """Cases of which `make contract-containers` runs all."""
+    return [
+        case if case in always else pytest.param(case, marks=pytest.mark.make("contract-containers")) for case in cases
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +106,7 @@ def of(document: Any, *verdicts: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("rights", RIGHTS if WHOLE else ["default", "all of it"])
+@pytest.mark.parametrize("rights", some_always(RIGHTS, "default", "all of it"))
 def test_a_healthy_node_is_no_worse_than_a_warning(podman: Registry, tmp_path: Path, rights: str) -> None:
     document = check(podman, tmp_path, None, RIGHTS[rights])
     assert of(document, "error", "fail") == {}
@@ -118,7 +124,7 @@ def test_with_the_right_the_log_is_read(podman: Registry, tmp_path: Path) -> Non
     assert not any(UNSEEN in finding["values"] for finding in found["findings"])
 
 
-@pytest.mark.parametrize("fault", SICK if WHOLE else ["a reset that the driver asks for"])
+@pytest.mark.parametrize("fault", some_always(SICK, "a reset that the driver asks for"))
 def test_a_sick_node_is_refused_by_the_name_of_its_fault(podman: Registry, tmp_path: Path, fault: str) -> None:
     name, damage = SICK[fault]
     document = check(podman, tmp_path, damage, RIGHTS["default"])

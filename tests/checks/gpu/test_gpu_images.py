@@ -24,7 +24,7 @@ from machines import Machine
 pytestmark = [
     pytest.mark.spawns,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(os.environ.get("TRAINMASTER_IMAGES") != "1", reason="minutes of CPU and 5 GB: make images"),
+    pytest.mark.make("images"),  # minutes of CPU and 5 GB
 ]
 ROOT = Path(__file__).parents[3]
 # Neither NVIDIA's repository of DCGM nor a CUDA compiler is in Debian.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,9 +31,7 @@ from trainmaster.store.rows import JobRow
 pytestmark = [
     pytest.mark.spawns,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        os.environ.get("TRAINMASTER_CONTAINERS_WHOLE") != "1", reason="minutes of CPU: make contract-containers"
-    ),
+    pytest.mark.make("contract-containers"),  # minutes of CPU
 ]
 DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
 IMAGE = "docker.io/library/trainmaster:1"  # as containerd writes the name in cluster.yaml

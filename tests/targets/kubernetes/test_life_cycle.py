@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from kube import LIMITED, Kube
+from rests import rests
 from trainmaster import targets
 from trainmaster.core.errors import SpecError, TargetError, UsageError
 from trainmaster.core.plan import ExitRecord
@@ -78,11 +79,12 @@ def record(attempt: str, *, ok: bool = True, reason: Reason | None = None) -> Ex
 
 async def until(target: Kubernetes, handle: Handle, state: TargetState, text: str = "") -> Poll:
     async with asyncio.timeout(30):
-        while True:
+        for rest_s in rests():
             poll = await target.poll(handle)
             if poll.state is state and text in poll.note:
-                return poll
-            await asyncio.sleep(0.02)
+                break
+            await asyncio.sleep(rest_s)
+    return poll
 
 
 @pytest.fixture

@@ -363,11 +363,7 @@ def _verified(row: Row) -> bool:
 
 
 def _speed(
-    run: Run,
-    fabric: str | None,
-    collective: str | None,
-    least_gbps: float | None,
-    baselines: Sequence[limits.Baseline],
+    run: Run, fabric: str | None, collective: str | None, least_gbps: float | None, baselines: Sequence[limits.Baseline]
 ) -> Finding:
     stated = _PROGRAMS.get(collective, collective) if collective is not None else None
     name = run.collective or stated

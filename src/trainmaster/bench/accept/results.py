@@ -27,12 +27,7 @@ _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 def build(
-    options: Options,
-    records: Sequence[RankRecord],
-    checks: Sequence[CheckResult],
-    overall: Overall,
-    *,
-    flops: int,
+    options: Options, records: Sequence[RankRecord], checks: Sequence[CheckResult], overall: Overall, *, flops: int
 ) -> dict[str, Any]:
     """The document. Throughput counts every sample once: samples of all ranks over the time of the slowest."""
     first = records[0]

@@ -88,10 +88,7 @@ def suspect(explanation: Explanation, fault: Score, confidence: float | None = N
 
 
 def diagnose(
-    record: Record,
-    explanation: Explanation | None,
-    search: SearchState | None,
-    expected: tuple[float, float] | None,
+    record: Record, explanation: Explanation | None, search: SearchState | None, expected: tuple[float, float] | None
 ) -> Diagnosis:
     """The verdict. Fails closed: too few measurements are never a pass."""
     if explanation is None or search is None:

@@ -123,16 +123,10 @@ class ModelConfig:
     heads: int = field(default=4, ge=1, le=_MOST_WIDTH, doc="attention heads")
     kv_heads: int = field(default=2, ge=1, le=_MOST_WIDTH, doc="key and value heads (grouped-query attention)")
     head_width: int | None = field(
-        default=None,
-        ge=2,
-        le=_MOST_WIDTH,
-        doc="size of one head; not stated: width over heads",
+        default=None, ge=2, le=_MOST_WIDTH, doc="size of one head; not stated: width over heads"
     )
     ffn_width: int = field(
-        default=256,
-        ge=8,
-        le=_MOST_WIDTH,
-        doc="hidden size of the SwiGLU feed-forward, or of each expert",
+        default=256, ge=8, le=_MOST_WIDTH, doc="hidden size of the SwiGLU feed-forward, or of each expert"
     )
     vocab: int = field(default=256, ge=2, le=_MOST_TOKENS, doc="tokens; 256 with the built-in byte tokenizer")
     rope_theta: float = field(default=10_000.0, gt=0, doc="base of the rotary embedding")
@@ -145,10 +139,7 @@ class ModelConfig:
         default=None, ge=1, doc="attention window in tokens, the current one included; not stated: unlimited"
     )
     experts: int | None = field(
-        default=None,
-        ge=1,
-        le=_MOST_WIDTH,
-        doc="number of experts (Mixtral); not stated: a dense model",
+        default=None, ge=1, le=_MOST_WIDTH, doc="number of experts (Mixtral); not stated: a dense model"
     )
     experts_per_token: int = field(default=2, ge=1, doc="experts each token passes through")
     balance: float = field(default=0.02, ge=0, doc="weight of the load-balancing loss of the experts; 0 for none")

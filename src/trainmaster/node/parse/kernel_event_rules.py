@@ -106,10 +106,7 @@ RULES = (
         fatal=True,
     ),
     _rule(  # kernel_nvlink.c and arch/hopper/kernel_nvlink_gh100.c of the same
-        "nvlink_undetected",
-        "RxDet",
-        rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)",
-        fatal=True,
+        "nvlink_undetected", "RxDet", rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)", fatal=True
     ),
     # peer_err of nvidia-peermem.c; the second is the module loader's, where it was built for other drivers
     _rule("peermem_error", "nvidia-peermem", rf"{HEAD}nvidia-peermem \w{{1,60}}:\d+ ERROR "),
@@ -297,16 +294,10 @@ RULES = (
         device="device",
     ),
     _rule(  # net/sunrpc/clnt.c
-        "storage_lost",
-        "not responding",
-        r"\bserver (?P<device>[\w.:\[\]-]{1,80}) not responding",
-        device="device",
+        "storage_lost", "not responding", r"\bserver (?P<device>[\w.:\[\]-]{1,80}) not responding", device="device"
     ),
     _rule(
-        "storage_lost",
-        "Lustre",
-        LUSTRE + r"(?:This client was evicted by|Connection to .* was lost)",
-        device="device",
+        "storage_lost", "Lustre", LUSTRE + r"(?:This client was evicted by|Connection to .* was lost)", device="device"
     ),
     _rule(
         "storage_error",

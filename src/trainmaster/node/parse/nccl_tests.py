@@ -360,8 +360,5 @@ class _Reader:
         if not self.runs and not self.errors:
             raise ParseError("no run of nccl-tests in this text")
         return Output(
-            runs=tuple(self.runs),
-            errors=tuple(self.errors),
-            warnings=tuple(self.warnings),
-            deaths=tuple(self.deaths),
+            runs=tuple(self.runs), errors=tuple(self.errors), warnings=tuple(self.warnings), deaths=tuple(self.deaths)
         )

@@ -89,10 +89,7 @@ def build(plan: Plan, made: PodPlan) -> list[Object]:
 
 def _head(made: PodPlan, annotations: Mapping[str, str] | None = None) -> Object:
     resource = RESOURCES[made.settings.kind]
-    metadata: Object = {
-        "name": made.name,
-        "labels": {**pods.labels(made), **kueue.labels(made.settings)},
-    }
+    metadata: Object = {"name": made.name, "labels": {**pods.labels(made), **kueue.labels(made.settings)}}
     if merged := {**made.settings.annotations, **(annotations or {})}:
         metadata["annotations"] = merged
     return {"apiVersion": resource.api, "kind": resource.kind, "metadata": metadata}

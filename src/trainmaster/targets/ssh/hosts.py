@@ -138,9 +138,7 @@ def describe_account(hosts: Sequence[SshHost]) -> Account:
     elif users & {"root", pwd.getpwuid(os.geteuid()).pw_name}:
         server = "root, or the user of the server itself, logs in"
     return Account(
-        name=", ".join(sorted(user for user in users if user)),
-        places=frozenset(map(place_of, hosts)),
-        server=server,
+        name=", ".join(sorted(user for user in users if user)), places=frozenset(map(place_of, hosts)), server=server
     )
 
 

@@ -16,12 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.errors import NoAccess, NoCapacity, NodeLost, TargetError, Unreachable
-from trainmaster.core.plan import (
-    OUTPUTS_FOLDER,
-    PLAN_FILE,
-    WORK_FOLDER,
-    Plan,
-)
+from trainmaster.core.plan import OUTPUTS_FOLDER, PLAN_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.queueing.state import DeviceListing

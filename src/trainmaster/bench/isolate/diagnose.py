@@ -49,7 +49,7 @@ def assess_search(explanation: Explanation, known: Sequence[Part]) -> SearchStat
     sure = len(explanation.too_fast()) <= _TOO_FAST * len(explanation.ys)
     for fault in explanation.faults:
         confidence = explanation.confidence(fault)
-        sure &= confidence >= _SURE and _slow(explanation, fault) > _REPEATS
+        sure &= confidence >= _SURE and sum(looks_slow(explanation.ys[i]) for i in fault.shows) > _REPEATS
         sure &= fault.part.scope != "some" or explanation.confirmed(fault) >= REPEATED_PAIRS
         for part, share in explanation.rivals[fault.part]:
             doubts[part] = max(doubts.get(part, 0.0), share)
@@ -215,10 +215,6 @@ def _action(
             notes[0].rpartition("; ")[2] if "; " in notes[0] else "run this again on an idle fabric, with more rounds"
         )
     return "nothing; the fabric is in order"
-
-
-def _slow(explanation: Explanation, fault: Score) -> int:
-    return sum(looks_slow(explanation.ys[i]) for i in fault.shows)
 
 
 def _chance(gain: float | None, prior: float) -> float:

@@ -218,13 +218,13 @@ class Slurm:
     async def _send_work(self, work: Path, handle: Handle) -> None:
         """Bring the uploaded working folder to the shared folder; it is there already where both are one."""
         if self.settings.login is not None:
-            from trainmaster.targets.ssh import workfolder
+            from trainmaster.targets.ssh import transfer
             from trainmaster.targets.ssh.hosts import read_known_hosts
             from trainmaster.targets.ssh.session import session
 
             assert self.settings.known_hosts is not None
             node = session(self.settings.login, read_known_hosts(self.settings.known_hosts))
-            await workfolder.send(work, [node], str(handle["attempt"]))
+            await transfer.upload_work(work, [node], str(handle["attempt"]))
             return
         place = Path(str(handle["base"])).parent.parent / WORK_FOLDER
         if place != work and not place.exists():

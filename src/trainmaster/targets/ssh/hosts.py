@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
-from trainmaster.targets._account import Account
+from trainmaster.targets._traits import Account
 
 # A name is also a folder name in the bundle, and part of the shell commands in messages.
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"

@@ -17,14 +17,14 @@ from typing import Any
 from trainmaster import __version__
 from trainmaster.bench.accept import baselines
 from trainmaster.bench.accept.advice import recommend
-from trainmaster.bench.accept.judge import ran_unjudged
+from trainmaster.bench.accept.judge import CHECKS, ran_unjudged
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, percentile, repeat_rates, total_s, total_samples
 from trainmaster.core import schema
 from trainmaster.core.compat import UTC
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
-from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code
+from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code, judge_overall
 
 _VARIABLES = ("BACKEND", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -81,8 +81,9 @@ def build(
     }
 
 
-def build_lost(options: Options, checks: Sequence[CheckResult], overall: Overall, *, world: int) -> dict[str, Any]:
+def build_lost(options: Options, checks: Sequence[CheckResult], *, world: int) -> dict[str, Any]:
     """The document of a run that ended before its end: nothing was measured."""
+    overall = judge_overall(checks, planned=CHECKS)
     return {
         "v": 1,
         "model": options.model,

@@ -100,7 +100,6 @@ def report(
     expected: Expected | None,
     least_gbps: float | None,
     took_s: float,
-    baselines: Sequence[limits.Baseline] | None = None,
 ) -> Report:
     """The judged report of the ranks' measurements."""
     proof = prove_gloo(expected, nodes) if backend == "gloo" else prove_nccl(log, expected, nodes=nodes, world=world)
@@ -118,19 +117,8 @@ def report(
         timings=outcome.timings,
         took_s=took_s,
     )
-    results = judge(
-        members=outcome.members,
-        rows=outcome.rows,
-        partial=outcome.partial,
-        lost=outcome.lost,
-        planned=outcome.planned,
-        world=world,
-        nodes=nodes,
-        proof=proof,
-        keys=_keys(measured, proof, log),
-        baselines=baselines,
-        least_gbps=least_gbps,
-    )
+    keys = _keys(measured, proof, log)
+    results = judge(outcome, world=world, nodes=nodes, proof=proof, keys=keys, least_gbps=least_gbps)
     return replace(measured, results=results)
 
 

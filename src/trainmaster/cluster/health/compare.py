@@ -27,7 +27,7 @@ def compare(nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
     nodes = sorted(nodes, key=lambda node: node.node)  # the order of answers must not change the verdict
     facts = collect(nodes)
     findings = {"drift": drift(nodes, facts), "peers": peers(facts), "digests": digests(facts)}
-    return tuple(CheckResult(check=name, findings=tuple(findings[name]), took_s=0.0) for name in NAMES)
+    return tuple(CheckResult.of(name, findings[name]) for name in NAMES)
 
 
 # --- drift: nodes that should be alike and are not -----------------------------------------------------------------

@@ -194,4 +194,4 @@ def compare_offer(offered: Sequence[Node], nodes: Sequence[NodeHealth]) -> tuple
             findings.append(error(reason, action="is the NVIDIA runtime set up in its containerd?", device=node.name))
     if compared and not findings:
         findings.append(ok("every pod found GPUs where the cluster lists them"))
-    return (CheckResult(check=OFFER, findings=tuple(findings), took_s=0.0),) if findings else ()
+    return (CheckResult.of(OFFER, findings),) if findings else ()

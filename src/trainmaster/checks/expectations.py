@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from trainmaster.checks import facts, registry
-from trainmaster.core.expect import OF_COLLECTIVES, Expect, implies_collectives
+from trainmaster.core.expect import OF_COLLECTIVES, Expect, implies_collectives, show_value
 from trainmaster.core.results import CheckResult, Finding, error
 from trainmaster.core.schema import to_plain
 
@@ -46,7 +46,7 @@ def _demands(name: str, value: Any) -> bool:
 
 def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Finding | None:
     """Error for an expectation whose check belongs to a higher level, was left out, or could not be loaded."""
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = show_value(value)
     check = COLLECTIVES if name in OF_COLLECTIVES else facts.read().measured_by.get(name)
     if check is None:
         return error(f"{name}={shown} is expected, and no check measures it", action="leave the expectation out")

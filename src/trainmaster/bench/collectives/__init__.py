@@ -21,13 +21,13 @@ from trainmaster.bench import limits
 from trainmaster.bench.collectives.gather import RunOutcome
 from trainmaster.bench.collectives.judge import judge
 from trainmaster.bench.collectives.launch import PROGRAM, launch
-from trainmaster.bench.collectives.result import Lost, Member, Report, Row, Timing, Wrong
+from trainmaster.bench.collectives.result import Report, Row
 from trainmaster.bench.collectives.sweep import COLLECTIVES, Backend, Sweep
 from trainmaster.bench.collectives.transport import Expected, Proof, prove_gloo, prove_nccl, read_logs
 from trainmaster.core.errors import MissingExtra, UsageError
 from trainmaster.node.parse.nccl_debug import NcclLog, Transport
 
-__all__ = ["COLLECTIVES", "Lost", "Member", "Report", "Row", "Sweep", "Timing", "Wrong", "measure", "report"]
+__all__ = ["COLLECTIVES", "Report", "Row", "Sweep", "measure", "report"]
 
 
 def measure(

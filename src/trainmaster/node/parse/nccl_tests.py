@@ -33,7 +33,7 @@ from trainmaster.node.parse.nccl_tests_data import (
 )
 from trainmaster.node.parse.nccl_tests_json import parse_documents
 
-__all__ = ["Device", "Measure", "Output", "Row", "Run", "parse"]
+__all__ = ["Output", "Row", "Run", "parse"]
 
 _SIZES = re.compile(
     r"#?\s*nThread (?P<threads>\d{1,9}) nGpus (?P<gpus>\d{1,9}) minBytes (?P<min>\d{1,18}) maxBytes (?P<max>\d{1,18})"

@@ -83,10 +83,7 @@ def _data(rows: Sequence[Row], partial: Sequence[Row], members: Sequence[Member]
 
 
 def _bandwidth(
-    rows: Sequence[Row],
-    names: Iterable[str],
-    keys: Mapping[str, limits.Key],
-    least_gbps: float | None,
+    rows: Sequence[Row], names: Iterable[str], keys: Mapping[str, limits.Key], least_gbps: float | None
 ) -> list[Finding]:
     return [
         limits.judge(

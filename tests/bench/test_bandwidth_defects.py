@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trainmaster.bench import limits
-from trainmaster.bench.collectives.gather import row_of
+from trainmaster.bench.collectives.gather import RunOutcome, row_of
 from trainmaster.bench.collectives.judge import judge
 from trainmaster.bench.collectives.result import PLANNED, Member, Row, Timing
 from trainmaster.bench.collectives.sweep import Point
@@ -37,10 +37,10 @@ def row(size: int, busbw: float, world: int = 8) -> Row:
 def verdict(rows: list[Row], key: Key, *, world: int = 8, nodes: int = 1) -> tuple[CheckResult, ...]:
     device = "NVIDIA H100 80GB HBM3" if key.gpu == "H100" else f"NVIDIA {key.gpu}"
     members = [Member(rank=rank, host=f"n{rank // 8}", pid=rank, device=device) for rank in range(world)]
-    return judge(
-        members=members, rows=rows, partial=[], lost=[], planned=len(rows), world=world, nodes=nodes, proof=PROOF,
-        keys={"all_reduce": key},
-    )  # fmt: skip
+    outcome = RunOutcome(
+        members=tuple(members), rows=tuple(rows), partial=(), lost=(), planned=len(rows), notes=(), timings=()
+    )
+    return judge(outcome, world=world, nodes=nodes, proof=PROOF, keys={"all_reduce": key}, least_gbps=None)
 
 
 def overall(results: tuple[CheckResult, ...]) -> Overall:

@@ -17,8 +17,8 @@ from trainmaster.bench import nvml
 from trainmaster.bench.probe import _bits, burn, corruption, gemm, memory_pattern
 from trainmaster.bench.probe._run import Run
 from trainmaster.bench.probe._timing import rates, time_rounds
-from trainmaster.bench.probe._turns import turn
 from trainmaster.bench.probe.p2p import pair_up
+from trainmaster.bench.probe.pcie_copy import turn
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainmaster import checks
-from trainmaster.checks.whole_files import WholeFiles
+from trainmaster.checks.runner import WholeFiles
 from trainmaster.core.errors import FileMissing, FileUnreadable, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, Verdict, error

@@ -15,11 +15,10 @@ from trainmaster.cli.main import build, verbs
 from trainmaster.cli.server import serve
 from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable
 from trainmaster.core.health import ClusterHealth, NodeHealth
-from trainmaster.core.money.rent import Rent
 from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Finding, ok, skip
 from trainmaster.core.schema import build as build_shape
-from trainmaster.core.spec import parse_spec
+from trainmaster.core.spec import Rent, parse_spec
 from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.migrate import open_database
 from trainmaster.targets.kubernetes.settings import Settings

@@ -11,7 +11,7 @@ import yaml
 from trainmaster.bench.accept.options import Options
 from trainmaster.cluster.acceptance.judge import judge_job
 from trainmaster.cluster.acceptance.run import make_job
-from trainmaster.cluster.health.offered_gpus import compare_offer
+from trainmaster.cluster.health.gather import compare_offer
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.plan import ExitRecord
 from trainmaster.core.results import CheckResult, Finding, Verdict, ok, skip

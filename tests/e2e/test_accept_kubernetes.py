@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from kube import LIMITED
 from kube_nodes import GPUS, Cluster
 from trainmaster.cli.main import build
-from trainmaster.cluster.health.offered_gpus import OFFER
+from trainmaster.cluster.health.gather import OFFER
 from trainmaster.targets.kubernetes import nodes as pod_nodes
 from trainmaster.targets.kubernetes.node_list import NO_GPU
 

@@ -19,7 +19,7 @@ from damaged import DamagedHost, Question  # noqa: E402
 
 from machines import H200, Machine  # noqa: E402
 from trainmaster import checks  # noqa: E402
-from trainmaster.checks.whole_files import WholeFiles  # noqa: E402
+from trainmaster.checks.runner import WholeFiles  # noqa: E402
 from trainmaster.core.expect import Expect  # noqa: E402
 from trainmaster.core.results import Finding, error  # noqa: E402
 from trainmaster.node.host import CommandResult, Host, Snapshot  # noqa: E402

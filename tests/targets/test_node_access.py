@@ -11,7 +11,7 @@ import pytest
 from trainmaster import targets
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.targets import Node, Program, ReachesNodes, Result
-from trainmaster.targets._local_nodes import LocalNodes
+from trainmaster.targets.local import LocalNodes
 
 OPTIONS = {"ssh": "hosts.yaml", "sagemaker": "account.yaml", "pool": "pool.yaml", "hyperpod": "cluster.yaml"}
 

@@ -49,11 +49,7 @@ class Elastic:
         return [rank for group in members for rank in self._start(group, watch, more)]
 
     def look(
-        self,
-        ranks: list[Rank],
-        stopped: set[int],
-        watch: Watch,
-        judge_failed: Callable[[Sequence[Rank]], Outcome],
+        self, ranks: list[Rank], stopped: set[int], watch: Watch, judge_failed: Callable[[Sequence[Rank]], Outcome]
     ) -> tuple[list[Rank], list[Rank]]:
         """Look after the groups. Returns ranks whose failure is one of all, and ranks that were started.
 

@@ -55,31 +55,28 @@ def run(
     collectives: Sequence[str],
     *,
     max_size: str = "8G",
-    launcher: Sequence[str] = (),
-    ranks: int | None = None,
     timeout_s: float = 900.0,
     least_gbps: float | None = None,
 ) -> CheckResult:
-    """Run collectives one after the other. `launcher` (mpirun …, srun …) precedes each, for `ranks` of one GPU."""
-    gpus = 1 if launcher else count_gpus(host)
+    """Run collectives one after the other, on all GPUs of this machine."""
+    gpus = count_gpus(host)
     if not gpus:
-        return _result([error("nvidia-smi lists no GPU, so nccl-tests cannot run", action="run it on a GPU node")])
+        return CheckResult.of(
+            CHECK, [error("nvidia-smi lists no GPU, so nccl-tests cannot run", action="run it on a GPU node")]
+        )
     findings: list[Finding] = []
     for name in collectives:
-        output = _run_one(host, name, gpus, max_size, launcher=launcher, timeout_s=timeout_s)
-        wanted = ranks if launcher else gpus
+        output = _run_one(host, name, gpus, max_size, timeout_s=timeout_s)
         if isinstance(output, Finding):
             findings.append(output)
         else:
-            findings += judge(output, ranks=wanted, least_gbps=least_gbps, collective=name).findings
-    return _result(findings)
+            findings += judge(output, ranks=gpus, least_gbps=least_gbps, collective=name).findings
+    return CheckResult.of(CHECK, findings)
 
 
-def _run_one(
-    host: Host, name: str, gpus: int, max_size: str, *, launcher: Sequence[str], timeout_s: float
-) -> str | Finding:
+def _run_one(host: Host, name: str, gpus: int, max_size: str, *, timeout_s: float) -> str | Finding:
     for folder in FOLDERS:
-        argv = [*launcher, *plan(name, gpus=gpus, max_size=max_size, folder=folder)]
+        argv = plan(name, gpus=gpus, max_size=max_size, folder=folder)
         try:
             result = host.run(*argv, timeout_s=timeout_s)
         except CommandMissing:
@@ -116,7 +113,6 @@ def judge(
     least_gbps: float | None = None,
     expected: Expected | None = None,
     collective: str | None = None,
-    baselines: Sequence[limits.Baseline] | None = None,
 ) -> CheckResult:
     """Verdict on the output of nccl-tests. `ranks`: number that must have met; `collective`: for unnamed tables.
 
@@ -124,23 +120,24 @@ def judge(
     """
     if least_gbps is not None and not (math.isfinite(least_gbps) and least_gbps > 0):
         reason = f"a floor of {least_gbps} GB/s cannot be missed"
-        return _result([error(reason, action="state a bandwidth above 0 with --min-busbw")])
+        return CheckResult.of(CHECK, [error(reason, action="state a bandwidth above 0 with --min-busbw")])
     try:
         output = nccl_tests.parse(raw)
     except ParseError as exc:
-        return _result([error(f"this is no output of nccl-tests: {exc}", action="give its whole standard output")])
+        return CheckResult.of(
+            CHECK, [error(f"this is no output of nccl-tests: {exc}", action="give its whole standard output")]
+        )
     findings = [*_met(output, ranks), *_reported(output)]
     proof = _prove(raw, output, expected)
     fabric = proof.fabric if proof is not None else None
     findings += [proof.finding] if proof is not None else []
-    known = limits.load() if baselines is None else baselines
-    speeds = [_settle(run, _speed(run, fabric, collective, least_gbps, known)) for run in output.runs]
+    speeds = [_settle(run, _speed(run, fabric, collective, least_gbps)) for run in output.runs]
     findings += [finding for run in output.runs for finding in (*_data(run), *_summary(run), *_uneven(run))]
     findings += [finding for run in output.runs for finding in _holes(run)] + speeds
     if unjudged := [str(speed.values.get("collective")) for speed in speeds if speed.verdict is Verdict.SKIP]:
         words = f"measured, not judged: there is no baseline for {', '.join(dict.fromkeys(unjudged))}"
         findings.append(error(words, action="state what you expect with --min-busbw GB/s"))
-    return _result(findings)
+    return CheckResult.of(CHECK, findings)
 
 
 def _prove(raw: str | bytes, output: Output, expected: Expected | None) -> Proof | None:
@@ -362,13 +359,7 @@ def _verified(row: Row) -> bool:
     return any(side is not None and (side.wrong is not None or side.delta is not None) for side in sides)
 
 
-def _speed(
-    run: Run,
-    fabric: str | None,
-    collective: str | None,
-    least_gbps: float | None,
-    baselines: Sequence[limits.Baseline],
-) -> Finding:
+def _speed(run: Run, fabric: str | None, collective: str | None, least_gbps: float | None) -> Finding:
     stated = _PROGRAMS.get(collective, collective) if collective is not None else None
     name = run.collective or stated
     if name is None:
@@ -378,7 +369,9 @@ def _speed(
         return error(f"the table is one of {run.collective}, not of {stated}", action="correct --collective")
     name = _NAMES.get(name, name)
     seen = _curve(run)
-    finding = limits.judge(_key(run, fabric, name), seen, baselines=baselines, least_gbps=least_gbps, collective=name)
+    finding = limits.judge(
+        _key(run, fabric, name), seen, baselines=limits.load(), least_gbps=least_gbps, collective=name
+    )
     return replace(finding, values={**finding.values, "ranks": run.ranks}) if run.devices else finding
 
 
@@ -404,7 +397,3 @@ def count_gpus(host: Host) -> int:
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:200] if lines else "it printed nothing"
-
-
-def _result(findings: Sequence[Finding]) -> CheckResult:
-    return CheckResult(check=CHECK, findings=tuple(findings), took_s=0.0)

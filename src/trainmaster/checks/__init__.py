@@ -6,8 +6,8 @@ should have), document (the whole run as JSON).
 
 from __future__ import annotations
 
-from trainmaster.checks.contract import LEVELS, Check
+from trainmaster.checks.contract import LEVELS
 from trainmaster.checks.registry import load, names, plan
 from trainmaster.checks.runner import run
 
-__all__ = ["LEVELS", "Check", "load", "names", "plan", "run"]
+__all__ = ["LEVELS", "load", "names", "plan", "run"]

@@ -5,11 +5,11 @@ An expectation that nothing measured is an error, so the run is INCOMPLETE: it i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from trainmaster.checks import facts, registry
-from trainmaster.core.expect import OF_COLLECTIVES, Expect, implies_collectives
+from trainmaster.core.expect import OF_COLLECTIVES, Expect, implies_collectives, show_value
 from trainmaster.core.results import CheckResult, Finding, error
 from trainmaster.core.schema import to_plain
 
@@ -31,11 +31,11 @@ def unmeasured(
     if implied:
         reason = f"{', '.join(implied)} is expected, and no collectives were run"
         action = "run `trainmaster bandwidth`, or `trainmaster check --level 2 --on TARGET`"
-        results.append(_result(COLLECTIVES, [error(reason, action=action)]))
+        results.append(CheckResult.of(COLLECTIVES, [error(reason, action=action)]))
     stated = {name: value for name, value in to_plain(expect).items() if _demands(name, value)}
     above = [_above(name, value, level, left_out) for name, value in stated.items()]
     if any(above):
-        results.append(_result(EXPECTATIONS, [finding for finding in above if finding is not None]))
+        results.append(CheckResult.of(EXPECTATIONS, [finding for finding in above if finding is not None]))
     return tuple(results)
 
 
@@ -46,7 +46,7 @@ def _demands(name: str, value: Any) -> bool:
 
 def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Finding | None:
     """Error for an expectation whose check belongs to a higher level, was left out, or could not be loaded."""
-    shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    shown = show_value(value)
     check = COLLECTIVES if name in OF_COLLECTIVES else facts.read().measured_by.get(name)
     if check is None:
         return error(f"{name}={shown} is expected, and no check measures it", action="leave the expectation out")
@@ -58,7 +58,3 @@ def _above(name: str, value: Any, level: int, left_out: Collection[str]) -> Find
         return error(reason, action=f"run {check}, or leave the expectation out")
     reason = f"{name}={shown} is expected, and {check}, which measures it, was not run at level {level}"
     return error(reason, action=f"run `trainmaster check --level {needed}`, or leave the expectation out")
-
-
-def _result(check: str, findings: Iterable[Finding]) -> CheckResult:
-    return CheckResult(check=check, findings=tuple(findings), took_s=0.0)

@@ -21,7 +21,7 @@ from trainmaster.core.errors import CommandMissing, FileMissing, HostError, NotC
 from trainmaster.core.expect import Expect, implies_gpu
 from trainmaster.core.gpus import of_gpu
 from trainmaster.core.results import Finding, error, fail, skip
-from trainmaster.node.host import Host
+from trainmaster.node.host import CommandResult, Host
 from trainmaster.node.parse.nvidia_smi import Gpu, NotReported, Smi, find_broken_inforom, parse
 
 __all__ = ["Gpu", "NotReported", "Smi"]  # the parser's types, for the checks of this folder
@@ -47,6 +47,9 @@ CHECK_TIMEOUT_S = 120.0  # of a check that runs nvidia-smi
 MIG = "mig_mode/current_mig"
 # A GPU that fell off the bus: NVIDIA's XID catalog asks to restart the machine first (79, RESTART_BM).
 POWER_CYCLE = "power-cycle the node; if it returns, replace the GPU"
+RESET_OR_REBOOT = "reset the GPU or reboot the node"  # where nvidia-smi tells nothing of it
+RESET = "drain the node and reset the GPU"
+REPLACE = "take the GPU out of service and have it replaced"
 _NEWEST = 100_000
 RETIRES_PAGES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")  # later ones remap rows (NVIDIA, Row Remapper)
 # Boards for desktops: without ECC and row remapping, or sold with ECC off (nvidia-smi's product_brand).
@@ -84,15 +87,9 @@ def read(host: Host) -> Gpus:
             )
             # A document that came all the same may show the fault; the exit code stays an error beside it.
             with contextlib.suppress(ValueError):
-                smi = _parse(result.stdout)
-                printed = tuple(line.strip() for line in result.stderr.splitlines() if line.strip())
-                smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
-                warnings = (*smi.remarks, *printed)
+                smi, warnings = _read_document(result)
         else:
-            printed = tuple(line.strip() for line in result.stderr.splitlines() if line.strip())
-            smi = _parse(result.stdout)
-            smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
-            warnings = (*smi.remarks, *printed)
+            smi, warnings = _read_document(result)
     except CommandMissing:
         trouble = "nvidia-smi is not installed"
     except NotCaptured:
@@ -116,6 +113,13 @@ def read(host: Host) -> Gpus:
         warnings=tuple(dict.fromkeys(warnings)),
         proof=f"{bus.proof}; /dev has no nvidia device; {trouble or 'nvidia-smi lists no GPU'}",
     )
+
+
+def _read_document(result: CommandResult) -> tuple[Smi, tuple[str, ...]]:
+    """What nvidia-smi listed, and what it printed beside it."""
+    smi, printed = _parse(result.stdout), tuple(line.strip() for line in result.stderr.splitlines() if line.strip())
+    smi = replace(smi, broken_inforom=(*smi.broken_inforom, *find_broken_inforom(printed)))
+    return smi, (*smi.remarks, *printed)
 
 
 @functools.lru_cache(maxsize=2)
@@ -269,7 +273,7 @@ def _judge_slot(slot: Slot, judge_one: Callable[[Gpu, str], Finding | list[Findi
     try:
         return judge_one(slot.gpu, slot.device)
     except NotReported as exc:
-        return error(str(exc), action="reset the GPU or reboot the node", device=slot.device)
+        return error(str(exc), action=RESET_OR_REBOOT, device=slot.device)
 
 
 def missing_gpu(slot: Slot) -> Finding:

@@ -25,11 +25,7 @@ from trainmaster.core.schema import build
 from trainmaster.node.host import Host
 
 __all__ = [
-    "GpuModel",
-    "Instance",
     "Resolved",
-    "detect",
-    "find_gpu",
     "find_instance",
     "gpus",
     "instances",

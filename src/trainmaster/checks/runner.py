@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 
 from trainmaster.checks import system_files
 from trainmaster.checks.registry import load, plan, timeout_of
-from trainmaster.checks.whole_files import WholeFiles
 from trainmaster.core.errors import CommandMissing, CommandTimedOut, HostError, NotCaptured
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import CheckResult, Finding, Verdict, error
 from trainmaster.node.host import Host, Snapshot
+
+# Empty where there is nothing to list: a kernel without modules, a network without IPv6.
+_MAY_BE_EMPTY = ("/proc/modules", "/proc/net/if_inet6")
 
 
 def run(
@@ -28,7 +30,7 @@ def run(
     on_result: Callable[[CheckResult], None] | None = None,
 ) -> list[CheckResult]:
     """Run the planned checks one after the other; each gives exactly one result."""
-    host = WholeFiles(host if isinstance(host, Snapshot) else Snapshot(host))
+    host = WholeFiles(host)
     results = []
     for name in plan(level, only, skip):
         started = time.monotonic()
@@ -90,3 +92,21 @@ def _action(failure: HostError) -> str:
     if isinstance(failure, NotCaptured):
         return "capture the machine again with this version"
     return system_files.advise(system_files.code_of(failure))
+
+
+class WholeFiles(Snapshot):
+    """A snapshot of a machine whose files of /proc and /sys are whole, or an error.
+
+    The kernel ends each of these files with a newline and writes ASCII. A file that is empty, was cut short or holds
+    other bytes is a failed read; taken for an answer, it could hide the fault that it would have shown.
+    """
+
+    def read(self, path: str) -> str:
+        text = super().read(path)
+        if not path.startswith(("/proc/", "/sys/")) or (not text and path in _MAY_BE_EMPTY):
+            return text
+        if not text.endswith("\n"):
+            raise HostError(f"{path} is empty or was cut short: {text[-40:]!r}")
+        if "\x00" in text or "\ufffd" in text:
+            raise HostError(f"{path} holds bytes that are no text")
+        return text

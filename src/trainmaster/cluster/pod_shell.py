@@ -184,10 +184,7 @@ def shell_pod(spec: Object, job: str, namespace: str, *, node: str | None, lasts
     """The throw-away pod. It ends by itself after `lasts_s`. Pure but for its name and the mark of this process."""
     made = helper_pod(spec, f"tm-shell-{secrets.token_hex(4)}", namespace, plan=True)
     made["metadata"]["labels"] = {names.MANAGED_BY: "trainmaster-shell", MARK: names.label_text(job)}
-    made["metadata"]["annotations"] = {
-        OWNER: _identity(),
-        UNTIL: str(int(time.time() + lasts_s)),
-    }
+    made["metadata"]["annotations"] = {OWNER: _identity(), UNTIL: str(int(time.time() + lasts_s))}
     (container,) = made["spec"]["containers"]
     container |= {"name": "shell", "command": ["sh", "-c", _WAIT.format(seconds=lasts_s)]}
     made["spec"]["activeDeadlineSeconds"] = lasts_s

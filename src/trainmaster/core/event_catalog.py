@@ -128,10 +128,7 @@ CATALOG: tuple[EventType, ...] = (
         ("config?", "map", "training configuration of the project"),
     ),
     _entry("ITERATION", "start", "workload", "An iteration begins; its number is the line's `iteration`."),
-    _entry(
-        "ITERATION", "end", "workload", "An iteration is over.",
-        ("time_taken?", "number", "seconds"),
-    ),
+    _entry("ITERATION", "end", "workload", "An iteration is over.", ("time_taken?", "number", "seconds")),
     _entry("TRAJECTORY", "start", "workload", "Generation of trajectories begins."),
     _entry("TRAJECTORY", "end", "workload", "Generation of trajectories is over.", ("duration?", "number", "seconds")),
     _entry(
@@ -246,10 +243,7 @@ CATALOG: tuple[EventType, ...] = (
         ("duration", "number", "seconds since this process began to train"),
         ("stopped", "bool", "true if it stopped on request before its last step"),
     ),
-    _entry(
-        "EVAL_TRAINING", "start", "trainer workload", "An evaluation begins.",
-        ("step", "int", "steps done"),
-    ),
+    _entry("EVAL_TRAINING", "start", "trainer workload", "An evaluation begins.", ("step", "int", "steps done")),
     _entry(
         "EVAL_TRAINING", "end", "trainer workload", "An evaluation is over.",
         ("step", "int", "steps done"),

@@ -91,7 +91,7 @@ def implies_gpu(expect: Expect) -> list[str]:
     stated = {name: getattr(expect, name) for name in _OF_GPUS}
     if expect.transport in ("NVLS", "P2P"):  # carried by GPUs alone
         stated["transport"] = expect.transport
-    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
+    return [f"{name}={show_value(value)}" for name, value in stated.items() if value]
 
 
 def implies_rdma(expect: Expect) -> list[str]:
@@ -99,21 +99,22 @@ def implies_rdma(expect: Expect) -> list[str]:
     stated: dict[str, object] = {name: getattr(expect, name) for name in ("ib_ports", "ib_rate_gbps", "ib_link_layer")}
     if expect.transport == "IB":
         stated["transport"] = expect.transport
-    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
+    return [f"{name}={show_value(value)}" for name, value in stated.items() if value]
 
 
 def implies_efa(expect: Expect) -> list[str]:
     """Stated expectations that only a machine with EFA can meet."""
     stated = {"efa_devices": expect.efa_devices, "transport": expect.transport if expect.transport == "EFA" else None}
-    return [f"{name}={_show(value)}" for name, value in stated.items() if value]
+    return [f"{name}={show_value(value)}" for name, value in stated.items() if value]
 
 
 def implies_collectives(expect: Expect) -> list[str]:
     """Stated expectations that only collectives between ranks can measure."""
-    return [f"{name}={_show(getattr(expect, name))}" for name in OF_COLLECTIVES if getattr(expect, name)]
+    return [f"{name}={show_value(getattr(expect, name))}" for name in OF_COLLECTIVES if getattr(expect, name)]
 
 
-def _show(value: object) -> str:
+def show_value(value: object) -> str:
+    """A stated value as people write it."""
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

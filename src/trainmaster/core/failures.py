@@ -52,9 +52,7 @@ FAILURES: tuple[Failure, ...] = (
         (r"bus error encountered in worker.*insufficient shared memory", "torch/csrc/DataLoader.cpp"),
     ),
     *_rows(
-        Reason.DISK_FULL,
-        (r"No space left on device", "strerror(ENOSPC)"),
-        (r"Disk quota exceeded", "strerror(EDQUOT)"),
+        Reason.DISK_FULL, (r"No space left on device", "strerror(ENOSPC)"), (r"Disk quota exceeded", "strerror(EDQUOT)")
     ),
     # The program's own fault on the GPU: the next attempt meets it at the same step.
     *_rows(

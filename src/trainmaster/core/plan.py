@@ -36,12 +36,7 @@ UNCOPIED_FILE = "uncopied.jsonl"  # of a pod: outputs that are not in its log, e
 # What a workload may end with so that the agent knows why (numbers of sysexits.h, where one fits).
 RESUMABLE_EXIT = 75  # EX_TEMPFAIL: it stopped on request after saving, and can go on
 # EX_DATAERR, EX_NOINPUT, none of them, EX_UNAVAILABLE
-EXIT_REASONS = {
-    65: Reason.BAD_DATA,
-    66: Reason.BAD_CHECKPOINT,
-    67: Reason.DIVERGED,
-    69: Reason.CHECKPOINT_IN_USE,
-}
+EXIT_REASONS = {65: Reason.BAD_DATA, 66: Reason.BAD_CHECKPOINT, 67: Reason.DIVERGED, 69: Reason.CHECKPOINT_IN_USE}
 
 # Set in every process of an attempt, so that none is left behind: the attempt, and `/RANK` of one of several nodes.
 ATTEMPT_VARIABLE = "TRAINMASTER_ATTEMPT"

@@ -6,7 +6,7 @@ Not measured is never a pass: PASS needs every planned (check, device) to have r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,13 +76,18 @@ class CheckResult:
     findings: tuple[Finding, ...]
     took_s: float
 
+    @classmethod
+    def of(cls, check: str, findings: Iterable[Finding]) -> CheckResult:
+        """Findings that were judged from what others measured: that took no time of its own."""
+        return cls(check=check, findings=tuple(findings), took_s=0.0)
+
     @property
     def verdict(self) -> Verdict:
         """Worst of the findings; a check without findings was not measured."""
-        return max((finding.verdict for finding in self.findings), key=_WEIGHT.__getitem__, default=Verdict.ERROR)
+        return max((finding.verdict for finding in self.findings), key=WEIGHT.__getitem__, default=Verdict.ERROR)
 
 
-_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
+WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 
 
 def judge_overall(results: Sequence[CheckResult], *, planned: Collection[str]) -> Overall:

@@ -17,7 +17,6 @@ from trainmaster.core.container import Container
 from trainmaster.core.errors import Fault, SpecError
 from trainmaster.core.expect import Expect
 from trainmaster.core.ids import UUID_PATTERN
-from trainmaster.core.money.rent import Rent
 from trainmaster.core.schema import YEAR_S, build, build_new, field
 from trainmaster.core.states import Reason
 from trainmaster.core.vendors.slurm import SlurmOptions
@@ -25,6 +24,7 @@ from trainmaster.core.vendors.slurm import SlurmOptions
 GLOBAL_FILE = "global.json"  # event file of programs that write Indian time without an offset
 MAX_GRACE_S = 3600.0  # more would keep a job running, and paid for, after it was told to stop
 GLOBAL_ZONE = timezone(timedelta(hours=5, minutes=30), "Asia/Kolkata")
+_WORD = r"[A-Za-z0-9][A-Za-z0-9 ._:-]{0,127}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,42 @@ class Inputs:
 
 DEFAULT_PROJECT = "default"
 _EXACTLY_ONE = "write exactly one of `train:` (our trainer) or `command:` (your own), or `container:` (an image)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rent:
+    """Requirements for each rented machine. The cheapest offer that meets all of them is taken."""
+
+    gpus: int | None = field(
+        default=None, ge=0, le=1024, doc="GPUs of each machine, at least", default_text="resources.processes_per_node"
+    )
+    gpu: str | None = field(default=None, pattern=_WORD, example="H100", doc="GPU model, as the provider describes it")
+    gpu_memory_gib: float | None = field(default=None, gt=0, doc="memory of each GPU, at least")
+    memory_gib: float | None = field(default=None, gt=0, doc="main memory of each machine, at least")
+    types: tuple[str, ...] = field(default=(), doc="instance types to choose from; not stated: all")
+    regions: tuple[str, ...] = field(default=(), doc="regions to choose from; not stated: all")
+    max_price_per_hour: float | None = field(
+        default=None, gt=0, le=1_000_000, doc="dollars an hour for one machine, at most"
+    )
+    file_systems: tuple[str, ...] = field(
+        default=(), doc="file systems of the provider to attach; only regions that hold them are chosen"
+    )
+    image: str | None = field(default=None, pattern=_WORD, example="lambda-stack-24-04", doc="image family")
+    boot_minutes: float = field(
+        default=40.0, gt=0, le=1440, doc="longest time from launch until SSH answers; 8 H100 take over 20 minutes"
+    )
+    collect_minutes: float = field(
+        default=60.0,
+        gt=0,
+        le=1440,
+        doc="longest time that a machine is kept while its outputs cannot be stored; what is missing is then named",
+    )
+    wait_minutes: float | None = field(
+        default=60.0,
+        ge=0,
+        most=525_600,
+        doc="longest wait for capacity, then the attempt ends as no_capacity; null: for ever",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,8 +138,7 @@ def _data_by_weights(judged: Sequence[Resume], ground: Ground, *, failed: bool) 
         moved = next((resume for resume in shown if not same_after(resume)), None)
         why = f"the weights after {moved.strike} are others" if moved else "too few steps after a resume were seen"
     return error(
-        f"no DataLoader was seen, and {why}",
-        action="call trainmaster.drill.sample(ids) with the samples of each step",
+        f"no DataLoader was seen, and {why}", action="call trainmaster.drill.sample(ids) with the samples of each step"
     )
 
 

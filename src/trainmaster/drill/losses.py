@@ -37,7 +37,7 @@ def judge_losses(
         for step, loss in attempt.losses.items()
         if step in reference and not _is_of_a_bar(step, loss, attempt.losses, reference)
     ]
-    wrong = [(step, loss, wanted) for step, loss, wanted in pairs if not _near(loss, wanted, bound)]
+    wrong = [(step, loss, wanted) for step, loss, wanted in pairs if not near(loss, wanted, bound)]
     if wrong:
         step, loss, wanted = wrong[0]
         within = "" if ground.repeatable else f" (noise allows {bound:.3g})"
@@ -130,5 +130,6 @@ def _is_of_a_bar(step: int, loss: float, losses: Mapping[int, float], reference:
     return any(one is not None and repr(one) == repr(loss) for one in beside)
 
 
-def _near(loss: float, wanted: float, bound: float) -> bool:
+def near(loss: float, wanted: float, bound: float) -> bool:
+    """Whether a figure is within the bound of the wanted one; NaN is near NaN."""
     return loss == wanted or abs(loss - wanted) <= bound or (math.isnan(loss) and math.isnan(wanted))

@@ -7,7 +7,6 @@ Only what both undisturbed runs print alike can be asked: times, rates, paths an
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from trainmaster.core.results import Finding, error, ok, warn
 from trainmaster.drill.ground import Ground
 from trainmaster.drill.lives import Resume
+from trainmaster.drill.losses import near
 from trainmaster.drill.record import Attempt
 
 NUMBER = re.compile(
@@ -127,7 +127,7 @@ def judge(
             if not kind.index and other == 0 and one in starts:
                 continue  # the step that it went on from
             compared += 1
-            if not _near(one, other, bound):
+            if not near(one, other, bound):
                 done = (*kind.key(wanted), steps)
                 why = _explain(got, wanted, place, starts, done) or (None if ground.repeatable or bound else _CHANCE)
                 where = f"after {attempt.before}" if kind.index else "at its end"
@@ -207,7 +207,7 @@ def _learn(
         if len(lines) != len(twins) or _TRAINER in words:
             continue
         columns = range(len(lines[0].numbers))
-        equal = [at for at in columns if all(_near(a.numbers[at], b.numbers[at], 0.0) for a, b in _zip(lines, twins))]
+        equal = [at for at in columns if all(near(a.numbers[at], b.numbers[at], 0.0) for a, b in _zip(lines, twins))]
         index = _index(lines, equal)
         keys = {_key(line, index): line for line in lines} if index else {}
         asked = {}
@@ -224,7 +224,7 @@ def _learn(
             elif at not in equal:
                 unlike += len(lines)
             elif all(
-                _near(line.numbers[at], keys[_key(line, index)].numbers[at], 0.0)
+                near(line.numbers[at], keys[_key(line, index)].numbers[at], 0.0)
                 for line in third.get(words, [])
                 if _key(line, index) in keys
             ):
@@ -309,7 +309,3 @@ def _is_whole(line: Said, place: int) -> bool:
 
 def _zip(lines: Sequence[Said], twins: Sequence[Said]) -> Iterator[tuple[Said, Said]]:
     return zip(lines, twins, strict=True)
-
-
-def _near(one: float, other: float, bound: float) -> bool:
-    return one == other or abs(one - other) <= bound or (math.isnan(one) and math.isnan(other))

@@ -200,7 +200,7 @@ class CommandDrill:
             planned=tuple(self._planned),
             struck=tuple(self._struck),
             left_out=left_out,
-            results=tuple(CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings),
+            results=tuple(CheckResult.of(name, [finding]) for name, finding in findings),
             reference=seen.first if isinstance(seen, References) else seen,
             references=seen if isinstance(seen, References) else None,
             attempts=tuple(self._attempts),

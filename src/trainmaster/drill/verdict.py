@@ -351,11 +351,7 @@ def _stop(hit: Attempt, shape: Shape) -> Finding:
         return error("SIGTERM was not sent: the run had ended", action="run more steps, or choose another --seed")
     code = next((code for code in hit.codes if code), 0)
     return judge.stopped(
-        code=code,
-        took_s=hit.stop_s,
-        grace_s=hit.grace_s,
-        forced=hit.forced,
-        finished=hit.reached >= shape.steps,
+        code=code, took_s=hit.stop_s, grace_s=hit.grace_s, forced=hit.forced, finished=hit.reached >= shape.steps
     )
 
 

@@ -24,7 +24,7 @@ from trainmaster.estimate.layout import Setting, faults_on, setting_of
 from trainmaster.estimate.memory import Memory
 from trainmaster.estimate.speed import Speed
 
-__all__ = ["Cluster", "Estimate", "Memory", "Setting", "Speed", "estimate", "faults_on", "gpu_bytes"]
+__all__ = ["Cluster", "Estimate", "estimate", "faults_on", "gpu_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

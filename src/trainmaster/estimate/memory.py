@@ -151,21 +151,21 @@ def block_bytes(model: ModelConfig, setting: Setting) -> int:
         # A float8 product reads casts, which fuse with what they are of: so that need not be kept.
         return _ops_bytes(model, setting) + 2 * _FLOAT32 * setting.tokens
     cost = family.of(model).block_cost(model)
-    numbers = cost.kept.compiled if setting.compiled else cost.kept.eager
+    numbers = cost.kept.of(compiled=setting.compiled)
     return (setting.compute_bytes * numbers + _FLOAT32 * cost.kept_float32) * setting.tokens
 
 
 def _ops_bytes(model: ModelConfig, setting: Setting) -> int:
     """With recompute: ops, the outputs of the products and of attention stay; norms, turns and gates come again."""
     cost = family.of(model).block_cost(model)
-    numbers = cost.kept_ops.compiled if setting.compiled else cost.kept_ops.eager
+    numbers = cost.kept_ops.of(compiled=setting.compiled)
     return (setting.compute_bytes * numbers + _FLOAT32 * cost.kept_ops_float32) * setting.tokens
 
 
 def _backward_bytes(model: ModelConfig, setting: Setting) -> int:
     """Gradients inside one block."""
     cost = family.of(model).block_cost(model)
-    numbers = cost.gradients.compiled if setting.compiled else cost.gradients.eager
+    numbers = cost.gradients.of(compiled=setting.compiled)
     return setting.compute_bytes * numbers * setting.tokens
 
 

@@ -17,12 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 Mask = Tensor | BlockMask | None  # None: every token sees itself and all before it
 
 # On an H200 cuDNN's kernel is the fastest, torch's own choice is not always it; see docs/LOG.md.
-_ORDER = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+_ORDER = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _CHOSEN = ExitStack()
 
 

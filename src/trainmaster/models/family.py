@@ -35,6 +35,9 @@ class Count(NamedTuple):
     compiled: int
     eager: int
 
+    def of(self, *, compiled: bool) -> int:
+        return self.compiled if compiled else self.eager
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCost:

@@ -162,3 +162,13 @@ def _number(host: Host, path: str) -> int | None:
     if not re.fullmatch(r"-?\d{1,20}", text, flags=re.ASCII):
         raise HostError(f"{path} holds no number: {text[:40]!r}")
     return int(text)
+
+
+def free_bytes(host: Host) -> int:
+    """Bytes usable without swapping, within the container's limit."""
+    match = re.search(r"^MemAvailable:\s+(\d{1,15}) kB$", host.read("/proc/meminfo"), flags=re.MULTILINE | re.ASCII)
+    if match is None:
+        raise HostError("/proc/meminfo has no MemAvailable")
+    limit = read_memory(host)
+    free = int(match[1]) * 1024
+    return free if limit is None else min(free, limit[1])

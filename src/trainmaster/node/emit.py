@@ -59,13 +59,7 @@ class Emitter:
         self._fd = self._open()
 
     def emit(
-        self,
-        phase: str,
-        event: str,
-        *,
-        iteration: int | None = None,
-        epoch: int | None = None,
-        **data: Any,
+        self, phase: str, event: str, *, iteration: int | None = None, epoch: int | None = None, **data: Any
     ) -> Event:
         """Append one event and return it as written."""
         if self._check and (faults := list_faults(phase, event, data, epoch=epoch)):

@@ -29,8 +29,8 @@ def main(requests: int = 0, answers: int = 1) -> None:
         body = _Body(requests, body_size)
         result, data = _answer(frames.decode(bytes(head)), body)
         body.skip()
-        _write(answers, frames.encode(result, len(data)))
-        _write(answers, data)
+        frames.write(answers, frames.encode(result, len(data)))
+        frames.write(answers, data)
 
 
 class _Body:
@@ -96,12 +96,6 @@ def _read(descriptor: int, size: int, *, into: bytearray | None = None) -> memor
             return None
         done += got
     return view
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 if __name__ == "__main__":

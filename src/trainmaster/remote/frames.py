@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,6 +30,13 @@ def parts(body: bytes) -> Iterator[memoryview]:
     view = memoryview(body)
     for start in range(0, len(view), _PART_BYTES):
         yield view[start : start + _PART_BYTES]
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of it into a pipe, which may take a part at a time."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 def sizes(raw: bytes) -> tuple[int, int]:

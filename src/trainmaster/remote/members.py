@@ -6,8 +6,15 @@ Nodes are numbered; the last ones are spares. A place is that of the ranks `plac
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 SPARES = "spares"  # of a handle: how many of its nodes, the last ones, are spares
+
+
+def count_places(handle: Mapping[str, Any]) -> int:
+    """Nodes of an attempt that have ranks, where its handle counts them."""
+    return int(handle["nodes"]) - int(handle.get(SPARES, 0))
 
 
 def parse_members(text: str | bytes | None) -> list[int] | None:

@@ -313,9 +313,9 @@ async def serve(node: Node, requests: int, answers: int) -> None:
     async def work(head: Mapping[str, Any], body: bytes) -> None:
         frame, data = await answer(node, head, body)
         async with writing:
-            await asyncio.to_thread(_write_all, answers, frame)
+            await asyncio.to_thread(frames.write, answers, frame)
             if data:
-                await asyncio.to_thread(_write_all, answers, data)
+                await asyncio.to_thread(frames.write, answers, data)
 
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
@@ -327,12 +327,6 @@ async def serve(node: Node, requests: int, answers: int) -> None:
             task.add_done_callback(under_way.discard)
     for task in under_way:
         task.cancel()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def main(words: list[str]) -> None:

@@ -20,19 +20,9 @@ import re
 from pathlib import Path
 
 from trainmaster.core.errors import UsageError
-from trainmaster.storage.contract import SIGNED_LIMIT_S, Store, Stored, check_expiry, check_path
+from trainmaster.storage.contract import Store, Stored
 
-__all__ = [
-    "LAST",
-    "SCHEMES",
-    "SIGNED_LIMIT_S",
-    "Store",
-    "Stored",
-    "check_expiry",
-    "check_path",
-    "open_store",
-    "upload_bundle",
-]
+__all__ = ["Store", "Stored", "open_store", "upload_bundle"]
 
 # Written last by upload_bundle: once it is there, the files beside it are complete.
 LAST = "health.json"

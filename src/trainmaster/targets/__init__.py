@@ -29,7 +29,6 @@ from trainmaster.core.attempt import FileSize, Handle, Owned, Poll, Pull, Submis
 from trainmaster.core.errors import Fault, SpecError, TrainmasterError, UsageError
 from trainmaster.core.spec import JobSpec
 from trainmaster.queueing.state import DeviceListing
-from trainmaster.targets._account import Account
 from trainmaster.targets._answers import check_files
 from trainmaster.targets._cluster_job import ClusterJob, ClusterJobEnd, RunsClusterJobs, find_unequal
 from trainmaster.targets._drain import PREFIX, DrainState, ListsDrained, RunCommand, Scheduler
@@ -47,7 +46,7 @@ from trainmaster.targets._provider import (
 )
 from trainmaster.targets._queueing import OWN_QUEUE, describe_queue, find_queue_faults
 from trainmaster.targets._runs import Run, is_left_over, is_running
-from trainmaster.targets._traits import Traits
+from trainmaster.targets._traits import Account, Traits
 
 __all__ = [
     "PREFIX",

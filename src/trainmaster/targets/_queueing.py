@@ -11,6 +11,7 @@ from dataclasses import fields
 
 from trainmaster.core.config.queue import PRIORITIES, Queue
 from trainmaster.core.errors import Fault
+from trainmaster.core.expect import show_value
 from trainmaster.targets._traits import Traits
 
 # Of targets whose jobs wait at the server: there is one queue, without a name.
@@ -27,7 +28,9 @@ MAX_WAIT = "the server takes a job that waits longer out of the queue and fails 
 
 def describe_queue(traits: Traits, queue: Queue) -> list[str]:
     """A line for each stated field: what the target makes of it."""
-    return [f"{name} {_text(value)}: {traits.queue[name]}" for name, value in _stated(queue) if name in traits.queue]
+    return [
+        f"{name} {show_value(value)}: {traits.queue[name]}" for name, value in _stated(queue) if name in traits.queue
+    ]
 
 
 def find_queue_faults(target: str, traits: Traits, queue: Queue) -> Iterator[Fault]:
@@ -47,7 +50,3 @@ def _stated(queue: Queue) -> Iterator[tuple[str, object]]:
     for item in fields(queue):
         if (value := getattr(queue, item.name)) != getattr(default, item.name):
             yield item.name, value
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

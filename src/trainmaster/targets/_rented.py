@@ -100,8 +100,7 @@ class Rented:
         await self._shared().provider.terminate(ids)
 
     async def connect(self, handle: Handle, instances: Sequence[Instance]) -> Handle:
-        from trainmaster.targets.ssh.connect import NoPython
-        from trainmaster.targets.ssh.first_contact import read_host_key
+        from trainmaster.targets.ssh.connect import NoPython, read_host_key
 
         access, pinned = self._shared().provider.access, {item["id"]: item for item in handle.get("hosts", ())}
         hosts = []

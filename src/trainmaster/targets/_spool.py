@@ -138,13 +138,8 @@ class NodeSpool:
         return [FileSize(name=name, size_bytes=size) for name, size in sizes.items()] + uncopied
 
     def _base(self, start: str, name: str) -> int | None:
-        for number, record in enumerate(self._starts):
-            if record["start"] == start:
-                base = record["base"]
-                assert isinstance(base, dict)
-                is_last = number == len(self._starts) - 1
-                return int(base.get(name, 0)) if is_last else None
-        return None
+        """Offset where a start began to write a file; None for one that another start has followed."""
+        return self.newest_base(name) if self._starts and self._starts[-1]["start"] == start else None
 
     def _stream(self, name: str) -> _Stream:
         if name not in self._streams:

@@ -13,19 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.attempt import Handle
-from trainmaster.core.errors import TargetError, UsageError
+from trainmaster.core.errors import NodeUnavailable, TargetError, UsageError
 from trainmaster.core.plan import CHECKPOINTS_FOLDER, WORK_FOLDER, Plan
 from trainmaster.queueing.state import Device, DeviceListing, Kind
 from trainmaster.remote import confine, devices, job_user, memory_limit, pull
 from trainmaster.remote.attempt_host import AttemptHost, submission
 from trainmaster.targets import Account, NodeAccess, Placement, Submission, split
+from trainmaster.targets._answers import deadline, encode_order, find_answer, make_order, parse_results
 from trainmaster.targets._devices import find_gpus, to_device
+from trainmaster.targets._nodes import Node, Program, Result, Transfer
 from trainmaster.targets._queueing import DRAIN_HERE, NO_NAME, OWN_QUEUE
 from trainmaster.targets._traits import Traits
 
 _HERE = "this machine"
 SLOTS_VARIABLE = "TRAINMASTER_SLOTS"
 _MOST_SLOTS = 4096
+_EXTRA_S = 10.0  # for the start of Python, beside its programs
 TRAITS = Traits(
     title="this machine",
     option="none",
@@ -133,8 +136,6 @@ class Local(AttemptHost):
         return submission(Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints)))
 
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
-        from trainmaster.targets._local_nodes import LocalNodes
-
         return LocalNodes()
 
 
@@ -176,3 +177,42 @@ def _bring(submission: Submission) -> None:
             pull.pull(described, source=wanted.source)
         except OSError as error:
             raise TargetError(f"local: {error}") from error
+
+
+class LocalNodes:
+    """This machine as any other node: the bootstrap is a process of its own, which ends with this one."""
+
+    def __init__(self) -> None:
+        self.transfer = Transfer()
+
+    async def nodes(self) -> list[Node]:
+        return [Node(name=socket.gethostname(), address="127.0.0.1")]
+
+    async def run(self, node: Node, programs: Sequence[Program], timeout_s: float) -> list[Result]:  # noqa: ARG002 (one)
+        order = make_order(programs, deadline_s=deadline(timeout_s), package=None, watch=True)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "trainmaster.remote.bootstrap", encode_order(order),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        try:
+            async with asyncio.timeout(timeout_s + _EXTRA_S):
+                body, stderr = await asyncio.gather(process.stdout.read(), process.stderr.read())
+                code = await process.wait()
+        except TimeoutError:
+            reason = f"it gave no answer in {timeout_s:g} s"
+            raise NodeUnavailable(reason, action="see what its Python or file system waits for") from None
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()  # it ends its programs first
+                await process.wait()
+        data = find_answer(body, order["nonce"])
+        if data is None:
+            end = " ".join(stderr.decode(errors="replace").split())[-300:] or "nothing was printed"
+            raise NodeUnavailable(f"{sys.executable} ended with {code}: {end}", action="run `trainmaster check` here")
+        self.transfer.received_bytes += len(data)
+        return parse_results(data, len(programs))
+
+    async def close(self) -> None:
+        """Nothing is held between two programs."""

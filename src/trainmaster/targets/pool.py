@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, TypeVar
 from trainmaster.core.errors import NoCapacity, Unreachable, UsageError
 from trainmaster.core.files import write_whole
 from trainmaster.core.schema import build, field
-from trainmaster.targets._account import Account
 from trainmaster.targets._provider import Instance, InstanceState, LaunchRequest, Offer, SshAccess, Timing
 from trainmaster.targets._queueing import NO_NAME, OWN_QUEUE
-from trainmaster.targets._traits import Traits
+from trainmaster.targets._traits import Account, Traits
 from trainmaster.targets.ssh.hosts import NAME_PATTERN
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from trainmaster.bench.accept.baselines import append, golden_of, load, load_gol
 from trainmaster.bench.accept.judge import CHECKS, judge, judge_lost, ran_unjudged
 from trainmaster.bench.accept.options import Fault, Options, parse_fault, read_timeout, words
 from trainmaster.bench.accept.record import RankRecord
-from trainmaster.bench.accept.results import build, percentiles, refuse_folder
-from trainmaster.bench.accept.summary import summarise
+from trainmaster.bench.accept.results import build, percentiles, refuse_folder, summarise
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall, Verdict, judge_overall
 from trainmaster.train.parallel.rank_info import RankInfo

@@ -67,7 +67,7 @@ def _launch(options: Options, ranks: Ranks, show: Callable[[str], None]) -> dict
         if node.number:
             raise TrainmasterError(f"node {node.number}: {lost}") from None
         checks = judge.judge_lost(lost.lost)
-        return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+        return results.build_lost(options, checks, world=world)
     return _document(options, records) if records is not None else None
 
 

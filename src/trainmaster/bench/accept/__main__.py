@@ -18,8 +18,7 @@ from trainmaster.bench.accept.identity import find_info
 from trainmaster.bench.accept.judge import DATA_MARK
 from trainmaster.bench.accept.launch import PARENT_VARIABLE
 from trainmaster.bench.accept.options import Options, option, read, table
-from trainmaster.bench.accept.results import refuse_folder, save
-from trainmaster.bench.accept.summary import is_unjudged, summarise
+from trainmaster.bench.accept.results import is_unjudged, refuse_folder, save, summarise
 from trainmaster.core import schema
 from trainmaster.core.errors import DataError, TrainmasterError
 from trainmaster.core.results import Overall, exit_code

@@ -29,9 +29,7 @@ FAIL_BELOW, WARN_BELOW = 0.9, 0.95
 SCALED_FAIL_BELOW, SCALED_WARN_BELOW = 0.25, 0.5
 _MOST = 1e15  # of any figure
 # What must be equal for two runs to be comparable. The names are those of options and of results.json.
-_KEY_OPTIONS = (
-    "model", "data_mode", "batch_size", "accumulate", "num_classes", "layers", "width", "heads", "sequence",
-)  # fmt: skip
+_KEY_OPTIONS = ("model", "data_mode", "batch_size", "accumulate", "num_classes", "layers", "width", "heads", "sequence")
 _KEY_RESULTS = ("device", "precision", "world_size", "nodes", "backend")
 
 

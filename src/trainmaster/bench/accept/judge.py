@@ -37,13 +37,13 @@ def judge(options: Options, records: Sequence[RankRecord], *, flops: int) -> lis
         "accept_throughput": [_throughput(options, records, flops)],
         "accept_regression": _regression(options, records),
     }
-    return [CheckResult(check=name, findings=tuple(findings[name]), took_s=0.0) for name in CHECKS]
+    return [CheckResult.of(name, findings[name]) for name in CHECKS]
 
 
 def judge_lost(lost: Mapping[int, str]) -> list[CheckResult]:
     """A run that ended before its end: the lost ranks, and nothing else was measured."""
     findings = tuple(judge_end(f"rank {rank} {why}", device=f"rank{rank}") for rank, why in lost.items())
-    return [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
+    return [CheckResult.of("accept_ranks", findings)]
 
 
 def judge_end(reason: str, *, device: str) -> Finding:

@@ -75,8 +75,7 @@ class Options:
     )
     processes: int | None = _field(None, "Ranks to start here; without: one per GPU, or one.", min=1)
     timeout_s: float = _field(
-        DEFAULT_TIMEOUT_S,
-        "Seconds until a collective without answer ends the run; without: NCCL_TIMEOUT_MS, or 300.",
+        DEFAULT_TIMEOUT_S, "Seconds until a collective without answer ends the run; without: NCCL_TIMEOUT_MS, or 300."
     )
     log_dir: str | None = _field(None, "Logs of ranks and of NCCL; without: beside the result.", metavar="DIR")
     baselines: str | None = _field(

@@ -1,4 +1,7 @@
-"""`results.json` of an acceptance run: the fields of the earlier tool, and the measurements of every rank."""
+"""`results.json` of an acceptance run: the fields of the earlier tool, and the measurements of every rank.
+
+`summarise` says the same to people, in the last lines of a container's log.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,21 @@ from typing import Any
 from trainmaster import __version__
 from trainmaster.bench.accept import baselines
 from trainmaster.bench.accept.advice import recommend
+from trainmaster.bench.accept.judge import CHECKS, ran_unjudged
 from trainmaster.bench.accept.options import Options
 from trainmaster.bench.accept.record import RankRecord, percentile, repeat_rates, total_s, total_samples
 from trainmaster.core import schema
 from trainmaster.core.compat import UTC
 from trainmaster.core.errors import UsageError
 from trainmaster.core.files import open_whole
-from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code
+from trainmaster.core.results import CheckResult, Overall, Verdict, exit_code, judge_overall
 
 _VARIABLES = ("BACKEND", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 def build(
-    options: Options,
-    records: Sequence[RankRecord],
-    checks: Sequence[CheckResult],
-    overall: Overall,
-    *,
-    flops: int,
+    options: Options, records: Sequence[RankRecord], checks: Sequence[CheckResult], overall: Overall, *, flops: int
 ) -> dict[str, Any]:
     """The document. Throughput counts every sample once: samples of all ranks over the time of the slowest."""
     first = records[0]
@@ -82,8 +81,9 @@ def build(
     }
 
 
-def build_lost(options: Options, checks: Sequence[CheckResult], overall: Overall, *, world: int) -> dict[str, Any]:
+def build_lost(options: Options, checks: Sequence[CheckResult], *, world: int) -> dict[str, Any]:
     """The document of a run that ended before its end: nothing was measured."""
+    overall = judge_overall(checks, planned=CHECKS)
     return {
         "v": 1,
         "model": options.model,
@@ -199,3 +199,35 @@ def _rank(record: RankRecord) -> dict[str, Any]:
         "memory_bytes": record.memory_bytes,
         "notes": list(record.notes),
     }
+
+
+def is_unjudged(document: Mapping[str, Any]) -> bool:
+    """Whether everything ran and only a baseline to judge the speed by is missing."""
+    return ran_unjudged([schema.build(CheckResult, check) for check in document["checks"]])
+
+
+def summarise(document: Mapping[str, Any]) -> str:
+    """Verdict, figures, and what is not a pass with its action; one line each."""
+    verdict = f"{document['overall']} (ran, not judged)" if is_unjudged(document) else str(document["overall"])
+    lines = ["", f"acceptance test: {verdict}"]
+    if "throughput_samples_per_second" in document:
+        where = f"{document['nodes']} nodes, {document['world_size']} x {document['device']}"
+        lines.append(f"  {document['model']}, batch {document['batch_size_per_gpu']} a rank, {where}")
+        speed = f"  {document['throughput_samples_per_second']:,.0f} samples/s"
+        baseline = document.get("baseline")
+        against = f", baseline {baseline['samples_per_s']:,.0f} ({baseline['source']})" if baseline else ", no baseline"
+        lines.append(speed + against)
+    for check in document["checks"]:
+        for finding in check["findings"]:
+            device = f" {finding['device']}" if finding["device"] else ""
+            if finding["verdict"] in ("fail", "error", "warn"):
+                lines.append(f"  {finding['verdict'].upper()} {check['check']}{device}: {finding['reason']}")
+                lines.append(f"    what to do: {finding['action']}")
+    passed = [check["check"] for check in document["checks"] if _passes(check)]
+    lines.append(f"  passed: {', '.join(passed) or 'nothing'}")
+    return "\n".join(lines)
+
+
+def _passes(check: Mapping[str, Any]) -> bool:
+    verdicts = {finding["verdict"] for finding in check["findings"]}
+    return "pass" in verdicts and verdicts <= {"pass", "skip"}

@@ -21,13 +21,13 @@ from trainmaster.bench import limits
 from trainmaster.bench.collectives.gather import RunOutcome
 from trainmaster.bench.collectives.judge import judge
 from trainmaster.bench.collectives.launch import PROGRAM, launch
-from trainmaster.bench.collectives.result import Lost, Member, Report, Row, Timing, Wrong
+from trainmaster.bench.collectives.result import Report, Row
 from trainmaster.bench.collectives.sweep import COLLECTIVES, Backend, Sweep
 from trainmaster.bench.collectives.transport import Expected, Proof, prove_gloo, prove_nccl, read_logs
 from trainmaster.core.errors import MissingExtra, UsageError
 from trainmaster.node.parse.nccl_debug import NcclLog, Transport
 
-__all__ = ["COLLECTIVES", "Lost", "Member", "Report", "Row", "Sweep", "Timing", "Wrong", "measure", "report"]
+__all__ = ["COLLECTIVES", "Report", "Row", "Sweep", "measure", "report"]
 
 
 def measure(
@@ -100,7 +100,6 @@ def report(
     expected: Expected | None,
     least_gbps: float | None,
     took_s: float,
-    baselines: Sequence[limits.Baseline] | None = None,
 ) -> Report:
     """The judged report of the ranks' measurements."""
     proof = prove_gloo(expected, nodes) if backend == "gloo" else prove_nccl(log, expected, nodes=nodes, world=world)
@@ -118,19 +117,8 @@ def report(
         timings=outcome.timings,
         took_s=took_s,
     )
-    results = judge(
-        members=outcome.members,
-        rows=outcome.rows,
-        partial=outcome.partial,
-        lost=outcome.lost,
-        planned=outcome.planned,
-        world=world,
-        nodes=nodes,
-        proof=proof,
-        keys=_keys(measured, proof, log),
-        baselines=baselines,
-        least_gbps=least_gbps,
-    )
+    keys = _keys(measured, proof, log)
+    results = judge(outcome, world=world, nodes=nodes, proof=proof, keys=keys, least_gbps=least_gbps)
     return replace(measured, results=results)
 
 

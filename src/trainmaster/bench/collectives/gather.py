@@ -31,8 +31,7 @@ class RankRecords:
         match line.get("what"):
             case "here":
                 self.member = schema.build(
-                    Member,
-                    {"rank": self.rank, **{key: line[key] for key in ("host", "pid", "device", "local_rank")}},
+                    Member, {"rank": self.rank, **{key: line[key] for key in ("host", "pid", "device", "local_rank")}}
                 )
             case "met":
                 self.met, self.points, self.note = True, int(line["points"]), str(line.get("note", ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from trainmaster.bench import limits, link_limits
+from trainmaster.bench.collectives.gather import RunOutcome
 from trainmaster.bench.collectives.result import PLANNED, Lost, Member, Row, Wrong
 from trainmaster.bench.collectives.transport import Proof
 from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
@@ -13,35 +14,26 @@ _SHOWN = 8  # wrong ranks listed one by one
 
 
 def judge(
+    outcome: RunOutcome,
     *,
-    members: Sequence[Member],
-    rows: Sequence[Row],
-    partial: Sequence[Row],
-    lost: Sequence[Lost],
-    planned: int,
     world: int,
     nodes: int,
     proof: Proof,
     keys: Mapping[str, limits.Key],
-    baselines: Sequence[limits.Baseline] | None = None,
-    least_gbps: float | None = None,
+    least_gbps: float | None,
 ) -> tuple[CheckResult, ...]:
     """Findings of the four checks of a run. A finding's device is the host."""
+    rows, partial, members = outcome.rows, outcome.partial, outcome.members
     names = dict.fromkeys(row.collective for row in (*rows, *partial))
     findings = (
-        _ranks(rows, lost, planned, world, nodes),
+        _ranks(rows, outcome.lost, outcome.planned, world, nodes),
         _data(rows, partial, members, world),
         [proof.finding],
-        _settle(
-            _bandwidth(rows, names, keys, limits.load() if baselines is None else baselines, least_gbps), members, nodes
-        )
+        _settle(_bandwidth(rows, names, keys, least_gbps), members, nodes)
         if world > 1
         else [error("one rank sends nothing to anybody", action="run with two ranks or more")],
     )
-    return tuple(
-        CheckResult(check=check, findings=tuple(check_findings), took_s=0.0)
-        for check, check_findings in zip(PLANNED, findings, strict=True)
-    )
+    return tuple(CheckResult.of(check, check_findings) for check, check_findings in zip(PLANNED, findings, strict=True))
 
 
 def _ranks(rows: Sequence[Row], lost: Sequence[Lost], planned: int, world: int, nodes: int) -> list[Finding]:
@@ -91,23 +83,18 @@ def _data(rows: Sequence[Row], partial: Sequence[Row], members: Sequence[Member]
 
 
 def _bandwidth(
-    rows: Sequence[Row],
-    names: Iterable[str],
-    keys: Mapping[str, limits.Key],
-    baselines: Sequence[limits.Baseline],
-    least_gbps: float | None,
+    rows: Sequence[Row], names: Iterable[str], keys: Mapping[str, limits.Key], least_gbps: float | None
 ) -> list[Finding]:
-    findings = [
+    return [
         limits.judge(
             keys.get(name),
             {row.size_bytes: row.busbw_gbps for row in rows if row.collective == name},
-            baselines=baselines,
+            baselines=limits.load(),
             least_gbps=least_gbps,
             collective=name,
         )
         for name in names
     ]
-    return findings
 
 
 def _settle(findings: list[Finding], members: Sequence[Member], nodes: int) -> list[Finding]:

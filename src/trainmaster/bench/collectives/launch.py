@@ -172,10 +172,8 @@ class _Watch:
             self._shown += 1
 
     def _signs(self) -> object:
-        return [(reader.progress().beats, len(records.timings), records.met) for reader, records in self._both()]
-
-    def _both(self) -> list[tuple[ProgressReader, RankRecords]]:
-        return list(zip(self._readers, self._records, strict=True))
+        both = zip(self._readers, self._records, strict=True)
+        return [(reader.progress().beats, len(records.timings), records.met) for reader, records in both]
 
     def _view(self, rank: int) -> RankView:
         records, process = self._records[rank], self._running[rank]

@@ -49,7 +49,7 @@ def assess_search(explanation: Explanation, known: Sequence[Part]) -> SearchStat
     sure = len(explanation.too_fast()) <= _TOO_FAST * len(explanation.ys)
     for fault in explanation.faults:
         confidence = explanation.confidence(fault)
-        sure &= confidence >= _SURE and _slow(explanation, fault) > _REPEATS
+        sure &= confidence >= _SURE and sum(looks_slow(explanation.ys[i]) for i in fault.shows) > _REPEATS
         sure &= fault.part.scope != "some" or explanation.confirmed(fault) >= REPEATED_PAIRS
         for part, share in explanation.rivals[fault.part]:
             doubts[part] = max(doubts.get(part, 0.0), share)
@@ -88,10 +88,7 @@ def suspect(explanation: Explanation, fault: Score, confidence: float | None = N
 
 
 def diagnose(
-    record: Record,
-    explanation: Explanation | None,
-    search: SearchState | None,
-    expected: tuple[float, float] | None,
+    record: Record, explanation: Explanation | None, search: SearchState | None, expected: tuple[float, float] | None
 ) -> Diagnosis:
     """The verdict. Fails closed: too few measurements are never a pass."""
     if explanation is None or search is None:
@@ -218,10 +215,6 @@ def _action(
             notes[0].rpartition("; ")[2] if "; " in notes[0] else "run this again on an idle fabric, with more rounds"
         )
     return "nothing; the fabric is in order"
-
-
-def _slow(explanation: Explanation, fault: Score) -> int:
-    return sum(looks_slow(explanation.ys[i]) for i in fault.shows)
 
 
 def _chance(gain: float | None, prior: float) -> float:

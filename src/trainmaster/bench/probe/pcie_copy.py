@@ -7,10 +7,12 @@ depends on how the server is built, so it is told and not judged.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ import torch
 
 from trainmaster.bench.probe._run import Run, wait
 from trainmaster.bench.probe._timing import ROUNDS, rates
-from trainmaster.bench.probe._turns import turn
 
 DEADLINE_S = 110.0  # among them the turns of seven others
 BYTES = 256 << 20
@@ -132,3 +133,21 @@ def _move_near(device: torch.device) -> str | None:
         os.sched_setaffinity(0, allowed)
         return text
     return None
+
+
+@contextlib.contextmanager
+def turn(name: str, *, alone: bool) -> Iterator[None]:
+    """Hold the machine's PCIe links, together with other probes or alone; wait for the turn.
+
+    The probes of a node are processes of their own that start at once. A shared lock on one file lets them measure
+    together, an exclusive one each alone. The kernel drops the lock of a process that dies, so a crashed probe holds
+    nobody up.
+    """
+    path = Path(tempfile.gettempdir()) / f"trainmaster-{os.getuid()}-{name}.lock"
+    # The folder is everybody's: a link that somebody else put there is not followed.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)

@@ -13,15 +13,14 @@ from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, wa
 from trainmaster.node.host import CommandResult, Host
 from trainmaster.node.parse import ParseError, dcgm, shorten
 
-_ISOLATE = "take the GPU out of service and have it replaced"
 # What DCGM asks for (severities and next steps of dcgm_errors.h), as one action. Its next steps for triage are a reset
 # and another run, then the field diagnostic.
 _ACTIONS = {
     "monitor": "watch the GPU and test it again",
-    "isolate": _ISOLATE,
+    "isolate": nvidia.REPLACE,
     "triage": "drain the node, reset the GPU and test it again; if it returns, run NVIDIA's field diagnostic",
     "config": "mend the setting that DCGM names",
-    "reset": "drain the node and reset the GPU",
+    "reset": nvidia.RESET,
 }
 _OFF_BUS, _TARGET_POWER = 120, 63  # DCGM_FR_FALLEN_OFF_BUS, DCGM_FR_TARGET_POWER
 _SHORT = re.compile(r"Max power of (?P<drawn>[\d.]+) did not reach desired power minimum\D* of (?P<wanted>[\d.]+)")
@@ -77,7 +76,7 @@ def judge(evidence: Evidence, expect: Expect) -> list[Finding]:
 def _nothing(result: CommandResult, meant: dcgm.ExitCode, why: str) -> Finding:
     """The one finding of a run that tested nothing."""
     if meant.isolate:
-        return fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=result.exit_code)
+        return fail(f"dcgmi: {meant.meaning}", action=nvidia.REPLACE, exit_code=result.exit_code)
     output = shorten(f"{result.stdout} {result.stderr}")
     reason = f"DCGM tested nothing ({why}); {meant.meaning}; it said: {output}"
     action = "start the host engine (systemctl start nvidia-dcgm) and run dcgmi diag by hand"
@@ -220,7 +219,7 @@ def _judge_run(evidence: Evidence, diag: dcgm.Diag, meant: dcgm.ExitCode, findin
         failed = next((test.name for test in diag.tests if _fails(test)), "a test")
         yield fail(f"{failed} of DCGM fails on this node", action="run dcgmi diag by hand", exit_code=code)
     elif meant.isolate and not named:
-        yield fail(f"dcgmi: {meant.meaning}", action=_ISOLATE, exit_code=code)
+        yield fail(f"dcgmi: {meant.meaning}", action=nvidia.REPLACE, exit_code=code)
     elif code and not named:
         yield error(f"dcgmi ended with {code}: {meant.meaning}", action="run dcgmi diag by hand", exit_code=code)
     elif not named and (missing := dcgm.missing_tests(diag, evidence.level)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.checks.active._probe import Report, number
-from trainmaster.core.results import Finding, Verdict
+from trainmaster.core.results import WEIGHT, Finding, Verdict
 
 ABSURD = 3.0  # times the second fastest: no GPU of the same model is
 LEAST_PEERS = 3  # GPUs of one model in the node; of two, the odd one cannot be told
@@ -23,8 +23,6 @@ HALF_FAIL = 0.6  # of the upper quartile, whatever the spread: no setting or slo
 NOISE = 0.005  # of the median: GPUs that agree to the last digit must not make a rounding error an outlier
 UNSTEADY = 0.85  # the middle round below this share of the best: something disturbs it
 IMPOSSIBLE = 1.25  # of a datasheet's peak: the clock that timed it is wrong
-
-_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +109,14 @@ def judge(
 
 def worst(judgements: Sequence[Judged]) -> Judged:
     """The first of the worst."""
-    return max(judgements, key=lambda judged: _WEIGHT[judged.verdict])
+    return max(judgements, key=lambda judged: WEIGHT[judged.verdict])
 
 
 def combine(device: str, judgements: Sequence[Judged], *, note: str = "", **values: Any) -> Finding:
     """One finding of several judgements: the reason names those that do not pass, or all if all pass."""
     top = worst(judgements)
     shown = [judged for judged in judgements if judged.verdict is not Verdict.PASS] or list(judgements)
-    shown.sort(key=lambda judged: -_WEIGHT[judged.verdict])
+    shown.sort(key=lambda judged: -WEIGHT[judged.verdict])
     reason = "; ".join(dict.fromkeys(judged.words for judged in shown))
     if top.verdict is not Verdict.PASS:
         reason += note

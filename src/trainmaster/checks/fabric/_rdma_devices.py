@@ -21,9 +21,7 @@ FOLDER = system_files.RDMA
 # drivers/infiniband/core/sysfs.c: state_show and phys_state_to_str
 STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 LAYERS = ("InfiniBand", "Ethernet", "Unspecified")
-PHYSICAL = (
-    "Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test",
-)  # fmt: skip
+PHYSICAL = ("Sleep", "Polling", "Disabled", "PortConfigurationTraining", "LinkUp", "LinkErrorRecovery", "Phy Test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from trainmaster.checks.fabric import _adapters, _rdma_devices, _roles
 from trainmaster.checks.fabric._rails import LEAST, Rails
 from trainmaster.core.errors import CommandMissing, HostError
 from trainmaster.core.expect import Expect, implies_rdma
-from trainmaster.core.results import Finding, Verdict, error, fail, ok, skip, warn
+from trainmaster.core.results import WEIGHT, Finding, Verdict, error, fail, ok, skip, warn
 from trainmaster.node.host import Host
 from trainmaster.node.parse import ParseError, ibstat
 
@@ -39,7 +39,6 @@ _ACTIONS = {
     "ARMED": "start or repair the subnet manager: the configuration of the port is not finished",
 }
 _LOAD = "load mlx5_ib (`modprobe mlx5_ib`), and see dmesg if it refuses"
-_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +234,7 @@ def _judge_port(port: _rdma_devices.Port, fault: str | None, ports: Ports, rails
     }
     measured = _judge_measured(port, fault, ports, rails, stated=stated, values=values)
     unread = _rdma_devices.judge_port_trouble(port, ports.devices, **values)
-    if unread is None or _WEIGHT[measured.verdict] > _WEIGHT[unread.verdict]:
+    if unread is None or WEIGHT[measured.verdict] > WEIGHT[unread.verdict]:
         return measured
     return unread
 

@@ -53,7 +53,7 @@ class Rule:
 
     harms: Callable[[str, NcclSetup], bool]
     reason: str
-    action: str
+    action: str = "unset it"
     grave: Literal["fabric", "links"] | None = None
 
 
@@ -81,7 +81,6 @@ RULES: dict[str, Rule] = {
     "NCCL_IB_DISABLE": Rule(
         harms=lambda value, setup: _on(value) and bool(setup.ports),
         reason="switches off the InfiniBand or RoCE ports that are up; all traffic goes over TCP",
-        action="unset it",
         grave="fabric",
     ),
     "NCCL_IB_HCA": Rule(
@@ -96,13 +95,11 @@ RULES: dict[str, Rule] = {
             or (value.lower() == "ib" and setup.efa > 0 and not setup.ports)
         ),
         reason="keeps NCCL from the fabric that is here",
-        action="unset it",
         grave="fabric",
     ),
     "NCCL_NET_PLUGIN": Rule(
         harms=lambda value, setup: value.lower() == "none" and setup.efa > 0,
         reason="keeps NCCL from loading the plugin that speaks EFA",
-        action="unset it",
         grave="fabric",
     ),
     "FI_PROVIDER": Rule(
@@ -114,18 +111,15 @@ RULES: dict[str, Rule] = {
     "FI_EFA_USE_DEVICE_RDMA": Rule(
         harms=lambda value, setup: setup.efa > 0 and not _on(value),
         reason="switches off EFA's RDMA reads, and with them GPUDirect",
-        action="unset it",
     ),
     "NCCL_P2P_DISABLE": Rule(
         harms=lambda value, setup: _on(value) and setup.gpus > 1,
         reason="sends the traffic between this node's GPUs through the CPU's memory instead of NVLink",
-        action="unset it",
         grave="links",
     ),
     "NCCL_P2P_LEVEL": Rule(
         harms=lambda value, setup: value.upper() in ("LOC", "0") and setup.gpus > 1,
         reason="forbids GPUs to reach each other, as NCCL_P2P_DISABLE does",
-        action="unset it",
         grave="links",
     ),
     "NCCL_SHM_DISABLE": Rule(
@@ -136,13 +130,11 @@ RULES: dict[str, Rule] = {
     "NCCL_NET_GDR_LEVEL": Rule(
         harms=lambda value, setup: value.upper() in ("LOC", "0") and setup.fabric and setup.gpus > 0,
         reason="switches off GPUDirect RDMA; every byte goes through the CPU's memory",
-        action="unset it",
     ),
     "NCCL_NVLS_ENABLE": Rule(
         # 8 × H200: 482 GB/s with NVLink SHARP, 367 as a ring (stas00/ml-engineering, network).
         harms=lambda value, setup: value.strip() == "0" and setup.gpus >= 8,
         reason="switches off NVLink SHARP, a quarter of the all_reduce bandwidth of 8 GPUs that have it",
-        action="unset it",
     ),
     "NCCL_ALGO": Rule(
         harms=lambda _value, setup: setup.gpus > 0,
@@ -158,7 +150,6 @@ RULES: dict[str, Rule] = {
     "NCCL_MAX_NCHANNELS": Rule(
         harms=lambda value, setup: value.isdecimal() and int(value) < 4 and setup.gpus > 1,
         reason="leaves NCCL too few channels to fill NVLink or the network",
-        action="unset it",
     ),
     "NCCL_IB_TIMEOUT": Rule(
         # 4.096 µs × 2^14 is 67 ms: shorter than a switch needs to reroute. NCCL's own is 20.
@@ -179,12 +170,10 @@ RULES: dict[str, Rule] = {
     "CUDA_LAUNCH_BLOCKING": Rule(
         harms=lambda value, setup: _on(value) and setup.gpus > 0,
         reason="makes every kernel wait for the one before to end",
-        action="unset it",
     ),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": Rule(
         harms=lambda value, setup: value.strip() == "0" and setup.gpus > 0,
         reason="lets a collective that lost a peer hang for ever",
-        action="unset it",
     ),
 }
 

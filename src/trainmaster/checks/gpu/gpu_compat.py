@@ -96,7 +96,7 @@ def _judge_torch(versions: Versions, gpus: nvidia.Gpus) -> Finding:
 
 def _judge_chip(gpu: nvidia.Gpu, device: str, versions: Versions) -> Finding:
     if gpu.name is None:
-        return error("it reports no product name", action="reset the GPU or reboot the node", device=device)
+        return error("it reports no product name", action=nvidia.RESET_OR_REBOOT, device=device)
     model = profiles.of_gpu(gpu.name)
     smi = versions.gpus.smi
     assert smi is not None

@@ -78,11 +78,7 @@ def _present(gpu: nvidia.Gpu, device: str) -> Finding:
 
 def _missing(slot: nvidia.Slot) -> Finding:
     where = f"at {slot.bus} " if slot.bus else ""
-    return fail(
-        f"missing: nvidia-smi lists no GPU {where}in its place",
-        action=_LOST,
-        device=slot.device,
-    )
+    return fail(f"missing: nvidia-smi lists no GPU {where}in its place", action=_LOST, device=slot.device)
 
 
 def _no_handle(line: str) -> Finding:

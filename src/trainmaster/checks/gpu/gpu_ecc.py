@@ -13,13 +13,11 @@ EXPECTS = ("ecc",)
 COMPARES = (hardware("ecc", "ECC mode", "switch ECC on as on the others (nvidia-smi -e 1), then reset the GPUs"),)
 METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
-REPLACE = "take the GPU out of service and have it replaced"
-RESET = "drain the node and reset the GPU"
 FLAGS = {
-    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM exceeded the vendor's error threshold", REPLACE),
-    "ecc_errors/unrepairable_memory": ("its memory is unrepairable", REPLACE),
-    "ecc_errors/channel_repair_pending": ("a memory channel repair is pending", RESET),
-    "ecc_errors/tpc_repair_pending": ("a TPC repair is pending", RESET),
+    "ecc_errors/aggregate/sram_threshold_exceeded": ("its SRAM exceeded the vendor's error threshold", nvidia.REPLACE),
+    "ecc_errors/unrepairable_memory": ("its memory is unrepairable", nvidia.REPLACE),
+    "ecc_errors/channel_repair_pending": ("a memory channel repair is pending", nvidia.RESET),
+    "ecc_errors/tpc_repair_pending": ("a TPC repair is pending", nvidia.RESET),
 }
 SOURCES = "ecc_errors/aggregate_uncorrectable_sram_sources"
 PARTNERS = (
@@ -61,7 +59,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: bool | N
         if nvidia.mig_on(gpu) and not gpu.mig_devices and not unread:
             return skip("no MIG device counts errors", proof="MIG is Enabled and mig_devices is empty", device=device)
         what = f"it does not report {unread[0] if unread else f'volatile {missing[0]}'.replace('_', ' ')}"
-        return error(f"ECC: {what}", action="reset the GPU or reboot the node", device=device)
+        return error(f"ECC: {what}", action=nvidia.RESET_OR_REBOOT, device=device)
     now = {name: count for name, count in counts.items() if name.startswith("volatile") and count}
     return finding or mode or ok("ECC is on, no uncorrectable error", device=device, ecc=True, **now)
 

@@ -26,13 +26,13 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted_gib: float | None) -> Finding:
     if not gpu.memory_total_mib:
         reason = f"it reports no memory size: total {gpu.texts['memory_total']}, used {gpu.texts['memory_used']}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
     small = _judge_size(gpu, device, wanted_gib)
     if small is not None:
         return small
     if gpu.memory_used_mib is None:
         reason = f"it reports {gpu.memory_total_mib / 1024:.1f} GiB, and no memory in use: {gpu.texts['memory_used']}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
     total, used = gpu.memory_total_mib / 1024, gpu.memory_used_mib / 1024
     if used > USED_WARN_GIB:
         return warn(

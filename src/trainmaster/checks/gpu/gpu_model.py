@@ -37,9 +37,9 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: str | None) -> Finding:
     if gpu.name is None:
-        return error("it reports no product name", action="reset the GPU or reboot the node", device=device)
+        return error("it reports no product name", action=nvidia.RESET_OR_REBOOT, device=device)
     if not nvidia.has_uuid(gpu):
-        return error("it has no readable UUID", action="reset the GPU or reboot the node", device=device)
+        return error("it has no readable UUID", action=nvidia.RESET_OR_REBOOT, device=device)
     values = {"model": gpu.name, "uuid": gpu.uuid, "bus": gpu.bus, "serial": gpu.text("serial")}
     if wanted is not None and not profiles.is_model(gpu.name, wanted):
         return fail(f"{gpu.name}, not {wanted}", action="use a node of the right type", device=device, **values)

@@ -40,7 +40,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, gpus: nvidia.Gpus) 
         try:
             findings += part
         except nvidia.NotReported as exc:  # one mode that is not reported hides no fault of another
-            findings.append(error(str(exc), action="reset the GPU or reboot the node", device=device))
+            findings.append(error(str(exc), action=nvidia.RESET_OR_REBOOT, device=device))
     if findings:
         return findings
     if not gpu.reports(nvidia.MIG) and (expect.mig or nvidia.peers_report(gpus, gpu, nvidia.MIG) or _has_mig(gpu)):

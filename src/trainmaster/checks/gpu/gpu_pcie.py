@@ -132,7 +132,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, expect: Expect, *, widest: float, n
         return fail(reason, action=action, device=device, **values)
     if gen > most_gen or width > most_width:
         reason = f"it reports {width:g} of {most_width:g} lanes and generation {gen:g} of {most_gen:g}"
-        return error(reason, action="reset the GPU or reboot the node", device=device, **values)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device, **values)
     if model is not None and model.pcie_gen is not None and most_gen < model.pcie_gen:
         action = "look at the PCIe setting of the node's BIOS and at its slot"
         reason = f"at most PCIe generation {most_gen:g} here; the {model.name} has {model.pcie_gen}"

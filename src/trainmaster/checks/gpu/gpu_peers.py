@@ -93,7 +93,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
 
 def _judge_limit(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], limit: Limit) -> str | None:
     """How a number is lower than that of the peers; None: it is not, or neither reports it."""
-    values = [value for peer in peers if (value := _number(peer, limit)) is not None]
+    values = [value for peer in peers if (value := peer.find_number(limit.unit, *limit.paths)) is not None]
     if not values and not gpu.reports(*limit.paths):
         return None
     mine = gpu.number(limit.unit, *limit.paths)
@@ -101,13 +101,6 @@ def _judge_limit(gpu: nvidia.Gpu, peers: list[nvidia.Gpu], limit: Limit) -> str 
     if usual is None or mine >= usual * SHARE:
         return None
     return f"its {limit.meaning} is {mine:g}{limit.unit}, where equal GPUs have {usual:g}{limit.unit}"
-
-
-def _number(gpu: nvidia.Gpu, limit: Limit) -> float | None:
-    try:
-        return gpu.number(limit.unit, *limit.paths)
-    except nvidia.NotReported:
-        return None
 
 
 def _usual(values: list[float]) -> float | None:

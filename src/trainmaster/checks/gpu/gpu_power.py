@@ -42,8 +42,9 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     draw = gpu.number(" W", *DRAW)
     values = {"draw_w": draw, "limit_w": limit, "default_w": usual}
     if not 0 < limit < MOST_W or not 0 < draw < MOST_W:
-        reason = f"implausible readings: {draw:g} W of {limit:g} W"
-        return error(reason, action="reset the GPU or reboot the node", device=device, **values)
+        return error(
+            f"implausible readings: {draw:g} W of {limit:g} W", action=nvidia.RESET_OR_REBOOT, device=device, **values
+        )
     action = f"raise the limit again: nvidia-smi -pl {usual:g}"
     if limit < usual:
         return warn(

@@ -18,12 +18,12 @@ FLAGS = ("gpu_reset_status/reset_required", "gpu_reset_status/drain_and_reset_re
 SINCE = 570  # from this driver on each GPU reports gpu_recovery_action; some of 550 to 565 do
 # nvmlDeviceGpuRecoveryAction_t, as nvidia-smi writes it.
 ACTIONS = {
-    "reset": "drain the node and reset the GPU",
-    "gpu reset": "drain the node and reset the GPU",
+    "reset": nvidia.RESET,
+    "gpu reset": nvidia.RESET,
     "reboot": "drain the node and reboot it",
     "node reboot": "drain the node and reboot it",
     "drain p2p": "end all work that uses NVLink on this GPU, then look again",
-    "drain and reset": "drain the node and reset the GPU",
+    "drain and reset": nvidia.RESET,
 }
 
 read = nvidia.read
@@ -37,16 +37,15 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     flags = {path.rpartition("/")[2]: gpu.text(path) for path in FLAGS if gpu.reports(path)}
     raised = [name for name, word in flags.items() if word == "Yes"]
     if raised:
-        action = "drain the node and reset the GPU"
-        return fail(f"the driver reports {' and '.join(raised)}", action=action, device=device, **flags)
+        return fail(f"the driver reports {' and '.join(raised)}", action=nvidia.RESET, device=device, **flags)
     unknown = [f"{name} is {word[:40]}" for name, word in flags.items() if word != "No"]
     if unknown:
-        return error(f"{', '.join(unknown)}", action="reset the GPU or reboot the node", device=device)
+        return error(f"{', '.join(unknown)}", action=nvidia.RESET_OR_REBOOT, device=device)
     paths = (PATH,) if nvidia.peers_report(gpus, gpu, PATH) else FLAGS
     silent = [path for path in paths if not gpu.reports(path) and nvidia.peers_report(gpus, gpu, path)]
     if silent:
         reason = f"nvidia-smi reports no {silent[0].rpartition('/')[2]} of this GPU, but of its equal ones"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
     if flags and not gpu.reports(PATH):
         return ok("no reset required", device=device, **flags)
     driver = gpus.smi.driver if gpus.smi else None

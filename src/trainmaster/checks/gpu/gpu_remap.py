@@ -30,18 +30,15 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     # A fault is judged before a value that is missing.
     if gpu.text(FAILURE) == "Yes":
-        action = "take the GPU out of service and have it replaced"
-        return fail("a memory row could not be remapped", action=action, device=device, failed=True)
+        return fail("a memory row could not be remapped", action=nvidia.REPLACE, device=device, failed=True)
     if gpu.text(PENDING) == "Yes":
-        return fail(
-            "a memory row is pending a remap", action="drain the node and reset the GPU", device=device, pending=True
-        )
+        return fail("a memory row is pending a remap", action=nvidia.RESET, device=device, pending=True)
     # Driver 450 to 515 have no histogram; where it is, it must hold a number.
-    banks, low = (_count(gpu, path, " bank(s)") for path in (SPENT, LOW))
+    banks, low = (gpu.find_number(" bank(s)", path) for path in (SPENT, LOW))
     if banks or low:
         reason = f"{banks or 0:g} memory banks have no spare row left, {low or 0:g} have few"
         return warn(reason, action="plan to have the GPU replaced", device=device)
-    known = [_count(gpu, f"remapped_rows/remapped_row_{name}", "") or 0 for name in ("corr", "unc")]
+    known = [gpu.find_number("", f"remapped_rows/remapped_row_{name}") or 0 for name in ("corr", "unc")]
     if sum(known) >= MOST_ROWS:
         reason = f"{sum(known):g} rows are remapped, and a GPU can remap {MOST_ROWS}"
         return warn(reason, action="plan to have the GPU replaced", device=device)
@@ -56,14 +53,6 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
         if gpu.text(path) or any(leaf.startswith(HISTOGRAM) for leaf in gpu.leaves):
             gpu.number(" bank(s)", path)  # the banks are counted together: one without the others is damage
     return ok(f"no remap is pending; {corrected + hard} rows are remapped", device=device, **values)
-
-
-def _count(gpu: nvidia.Gpu, path: str, unit: str) -> float | None:
-    """Number under a path; None: none is readable there."""
-    try:
-        return gpu.number(unit, path)
-    except nvidia.NotReported:
-        return None
 
 
 def _no_rows(gpu: nvidia.Gpu) -> str | None:

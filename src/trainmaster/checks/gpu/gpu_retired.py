@@ -39,14 +39,12 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus) -> Finding:
     pending = gpu.yes(*PENDING) if gpu.reports(*PENDING) else None
     values = {"pending": pending, "single_bit": counts[KINDS[0]], "double_bit": counts[KINDS[1]]}
     if pending:
-        action = "drain the node and reset the GPU"
-        return fail("a memory page is pending retirement", action=action, device=device, **values)
+        return fail("a memory page is pending retirement", action=nvidia.RESET, device=device, **values)
     if sum(known.values()) >= FAIL_PAGES:
-        action = "take the GPU out of service and have it replaced"
-        return fail(f"{sum(known.values())} memory pages are retired", action=action, device=device, **values)
+        return fail(f"{sum(known.values())} memory pages are retired", action=nvidia.REPLACE, device=device, **values)
     if pending is None or len(known) < len(KINDS):
         reason = "it does not report " + ("pending retirements" if pending is None else "its retired pages")
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
     return ok(f"no page is pending; {sum(known.values())} are retired", device=device, **values)
 
 

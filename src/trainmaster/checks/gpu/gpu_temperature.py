@@ -42,21 +42,22 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 
 def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, limit_c: float | None) -> Finding:
-    now, memory = gpu.temperature_c, _celsius(gpu, MEMORY)
+    now, memory = gpu.temperature_c, gpu.find_number(" C", MEMORY)
     values = {"celsius": now, "memory_celsius": memory, "headroom_c": gpu.headroom_c}
     # What is too hot is judged before what is not reported.
     hot = _too_hot(gpu, limit_c)
     if hot is not None:
         return fail(f"{hot} before the work starts", action=ACTION, device=device, **values)
     if now is None or not PLAUSIBLE_C[0] < now < PLAUSIBLE_C[1]:
-        reason = f"it reports no temperature: {gpu.texts['temperature']}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(
+            f"it reports no temperature: {gpu.texts['temperature']}", action=nvidia.RESET_OR_REBOOT, device=device
+        )
     if memory is None and _must_tell_memory(gpu, gpus):
         reason = f"it reports no memory temperature: {gpu.text(MEMORY) or 'nothing'}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
-    if gpu.headroom_c is None and _celsius(gpu, SLOWDOWN) is None and not nvidia.is_desktop(gpu):
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
+    if gpu.headroom_c is None and gpu.find_number(" C", SLOWDOWN) is None and not nvidia.is_desktop(gpu):
         reason = f"it reports no temperature limit: {gpu.text(HEADROOM, SLOWDOWN) or 'nothing'}"
-        return error(reason, action="reset the GPU or reboot the node", device=device)
+        return error(reason, action=nvidia.RESET_OR_REBOOT, device=device)
     if limit_c is None and now > WARN_C:
         return warn(f"{now:g} °C before the work starts", action=ACTION, device=device, **values)
     if memory is not None and memory > MEMORY_WARN_C:
@@ -66,14 +67,14 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, limit_c: float |
 
 def _too_hot(gpu: nvidia.Gpu, limit_c: float | None) -> str | None:
     """What is too hot, as words; None: nothing that is reported."""
-    now, memory = gpu.temperature_c, _celsius(gpu, MEMORY)
+    now, memory = gpu.temperature_c, gpu.find_number(" C", MEMORY)
     if gpu.headroom_c is not None and gpu.headroom_c <= 0:
         return f"{gpu.texts['temperature']}: no headroom left, it throttles"
-    slowdown = _celsius(gpu, SLOWDOWN)
+    slowdown = gpu.find_number(" C", SLOWDOWN)
     limit = limit_c if limit_c is not None else min(FAIL_C, slowdown if slowdown else FAIL_C)
     if now is not None and limit < now < PLAUSIBLE_C[1]:
         return f"{now:g} °C"
-    most = _celsius(gpu, MEMORY_LIMIT)
+    most = gpu.find_number(" C", MEMORY_LIMIT)
     if memory is not None and memory > (most if most else MEMORY_FAIL_C):
         return f"memory at {memory:g} °C"
     return None
@@ -85,10 +86,3 @@ def _must_tell_memory(gpu: nvidia.Gpu, gpus: nvidia.Gpus) -> bool:
     if model is not None and model.memory_kind is not None:
         return model.memory_kind.startswith("HBM")
     return nvidia.peers_report(gpus, gpu, MEMORY)
-
-
-def _celsius(gpu: nvidia.Gpu, path: str) -> float | None:
-    try:
-        return gpu.number(" C", path)
-    except nvidia.NotReported:
-        return None

@@ -43,7 +43,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, gpus: nvidia.Gpus, wanted: str | No
     }
     assert gpus.smi is not None
     if gpu.bus in gpus.smi.broken_inforom:
-        action = "take the GPU out of service and have it replaced"
+        action = nvidia.REPLACE
         return fail(
             "its infoROM is corrupted: it loses its error history and limits", action=action, device=device, **values
         )

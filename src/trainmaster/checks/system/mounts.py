@@ -50,7 +50,7 @@ def read(host: Host) -> list[Mount]:
     for number, mount in enumerate(mounts):
         if _NETWORK.fullmatch(mount.kind):
             queried += 1
-            mounts[number] = _query(host, mount) if queried <= MOST_QUERIED else _unqueried(mount)
+            mounts[number] = _query(host, mount) if queried <= MOST_QUERIED else replace(mount, queried=False)
     return mounts
 
 
@@ -132,10 +132,6 @@ def _query(host: Host, mount: Mount) -> Mount:
     except CommandTimedOut:
         trouble = f"does not answer in {ASK_TIMEOUT_S:g} s"
     return replace(mount, trouble=trouble)
-
-
-def _unqueried(mount: Mount) -> Mount:
-    return replace(mount, queried=False)
 
 
 def _judge_unclear(mount: Mount) -> Finding:

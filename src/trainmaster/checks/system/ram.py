@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from trainmaster.checks import system_files
 from trainmaster.checks.comparison import part
-from trainmaster.core.errors import HostError
 from trainmaster.core.expect import Expect
 from trainmaster.core.results import Finding, fail, ok, warn
 from trainmaster.node import cgroup
@@ -32,8 +31,7 @@ class Memory:
 
 
 def read(host: Host) -> Memory:
-    text = host.read("/proc/meminfo")
-    total, free = _field(text, "MemTotal"), _field(text, "MemAvailable")
+    total, free = (system_files.read_memory_field(host, name) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = cgroup.read_memory(host)
     if limit is None or limit[0] >= total:
         return Memory(total_bytes=total, free_bytes=free, limited=False)
@@ -54,10 +52,3 @@ def judge(memory: Memory, expect: Expect) -> Finding:
     if expect.ram_free_gib is None and free < FREE_WARN_GIB:
         return warn(summary, action=action, **values)
     return ok(summary, **values)
-
-
-def _field(text: str, name: str) -> int:
-    match = re.search(rf"^{name}:\s+(\d+) kB$", text, flags=re.MULTILINE)
-    if not match:
-        raise HostError(f"/proc/meminfo has no {name}")
-    return int(match[1]) * 1024

@@ -28,8 +28,8 @@ def judge_job(options: Options, end: ClusterJobEnd, *, world: int) -> dict[str, 
         finding = judge.judge_end(end.note, device=end.failed_rank)
     else:
         finding = error(end.note, action=end.action)
-    checks = [CheckResult(check="accept_ranks", findings=(finding,), took_s=0.0)]
-    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+    checks = [CheckResult.of("accept_ranks", [finding])]
+    return results.build_lost(options, checks, world=world)
 
 
 def judge_outcomes(
@@ -53,9 +53,8 @@ def judge_outcomes(
                 rank = number * per_node + local
                 why = f"rank {rank} on {names[number]} ended with {result.code}: {last_line(result.err)}"
                 findings.append(judge.judge_end(why, device=f"rank{rank}"))
-    checks = [CheckResult(check="accept_ranks", findings=tuple(findings), took_s=0.0)]
-    overall = judge_overall(checks, planned=judge.CHECKS)
-    return results.build_lost(options, checks, overall, world=world)
+    checks = [CheckResult.of("accept_ranks", findings)]
+    return results.build_lost(options, checks, world=world)
 
 
 def is_whole(document: Mapping[str, Any], *, world: int, code: int | None, highest: bool = False) -> bool:
@@ -97,8 +96,8 @@ def _parse(line: str) -> dict[str, Any] | None:
 def incomplete(options: Options, missing: Mapping[str, tuple[str, str]], *, world: int) -> dict[str, Any]:
     """The document of a run that could not begin."""
     findings = tuple(error(f"{name}: {why}", action=act, device=name) for name, (why, act) in missing.items())
-    checks = [CheckResult(check="accept_ranks", findings=findings, took_s=0.0)]
-    return results.build_lost(options, checks, judge_overall(checks, planned=judge.CHECKS), world=world)
+    checks = [CheckResult.of("accept_ranks", findings)]
+    return results.build_lost(options, checks, world=world)
 
 
 def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, Any]:
@@ -112,11 +111,11 @@ def compare_golden(document: Mapping[str, Any], options: Options) -> dict[str, A
     checks = {plain["check"]: schema.build(CheckResult, plain) for plain in document["checks"]}
     hosts = {rank["gpu"] or f"rank{rank['rank']}": (f"rank{rank['rank']}", rank["host"]) for rank in document["ranks"]}
     findings = judge.judge_golden(golden, now, hosts)
-    checks["accept_regression"] = CheckResult(check="accept_regression", findings=tuple(findings), took_s=0.0)
+    checks["accept_regression"] = CheckResult.of("accept_regression", findings)
     shipped = (document["baseline"] or {}).get("judges", False)
     if not shipped and options.min_throughput is None:
         finding = judge.against_golden(golden, now.samples_per_s, {})
-        checks["accept_throughput"] = CheckResult(check="accept_throughput", findings=(finding,), took_s=0.0)
+        checks["accept_throughput"] = CheckResult.of("accept_throughput", [finding])
     overall = judge_overall(list(checks.values()), planned=judge.CHECKS)
     ours = {"samples_per_s": golden.samples_per_s, "source": golden.source, "judges": True}
     return {

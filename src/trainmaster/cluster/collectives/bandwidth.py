@@ -88,7 +88,7 @@ async def _measure(
     if report is not None:
         results: tuple[CheckResult, ...] = report.results
     else:
-        results = (CheckResult(check=PLANNED[0], findings=tuple(judge(plan, outcomes)), took_s=0.0),)
+        results = (CheckResult.of(PLANNED[0], judge(plan, outcomes)),)
     return ClusterBandwidth(report=report, rows=tuple(rows), silent=_words(silent), results=_results(results, silent))
 
 
@@ -119,4 +119,4 @@ def _results(results: Sequence[CheckResult], silent: Mapping[str, NodeUnavailabl
         error(f"{name} took no part: {unavailable.reason}", action=unavailable.action, device=name)
         for name, unavailable in silent.items()
     )
-    return (*results, CheckResult(check=NODES_CHECK, findings=findings, took_s=0.0))
+    return (*results, CheckResult.of(NODES_CHECK, findings))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainmaster.bench.collectives import Report, Row
+from trainmaster.bench.collectives.result import PLANNED
 from trainmaster.cluster.collectives.launch import Outcome, last_line
 from trainmaster.cluster.collectives.plan import Plan
 from trainmaster.core.errors import SpecError
@@ -15,7 +16,6 @@ from trainmaster.core.results import Finding, Verdict, error, fail, skip, warn
 from trainmaster.core.schema import build
 from trainmaster.targets import Result
 
-_CHECKS = ("collective_ranks", "collective_data", "collective_transport", "collective_bandwidth")
 _ABORT = -6  # a rank ends so because another one left
 
 
@@ -46,7 +46,7 @@ def judge(plan: Plan, outcomes: Sequence[Outcome], *, left_out: Sequence[str] = 
         )
     findings += by_check.get("collective_transport", ())
     findings += _speed(plan, report, by_check.get("collective_bandwidth", ()))
-    if missing := [name for name in _CHECKS if not by_check.get(name)]:
+    if missing := [name for name in PLANNED if not by_check.get(name)]:
         findings.append(error(f"the report of rank 0 lacks {', '.join(missing)}", action="run it again"))
     return findings
 

@@ -171,7 +171,7 @@ def _add_faults(health: ClusterHealth, faults: list[str]) -> ClusterHealth:
     if not faults:
         return health
     action = "use the bundle as `trainmaster check --out` wrote it, or check the nodes again"
-    result = CheckResult(check=BUNDLE, findings=tuple(error(fault, action=action) for fault in faults), took_s=0.0)
+    result = CheckResult.of(BUNDLE, [error(fault, action=action) for fault in faults])
     return dataclasses.replace(health, cluster=(*health.cluster, result))
 
 
@@ -208,7 +208,7 @@ def _rejudge_node(capture: Path, node: NodeHealth, overrides: Mapping[str, Any],
 
 def _no_such_check(name: str, version: str) -> CheckResult:
     finding = error("this version has no check of that name", action=f"judge it with version {version}, which has it")
-    return CheckResult(check=name, findings=(finding,), took_s=0.0)
+    return CheckResult.of(name, [finding])
 
 
 def _timeless(health: ClusterHealth) -> ClusterHealth:

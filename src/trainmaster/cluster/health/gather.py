@@ -14,15 +14,16 @@ from typing import Any
 
 from trainmaster.checks import document
 from trainmaster.cluster.health import compare, evidence
-from trainmaster.cluster.health.offered_gpus import compare_offer
 from trainmaster.cluster.termination import run
 from trainmaster.core.errors import NodeUnavailable, SpecError
 from trainmaster.core.health import ClusterHealth, NodeHealth, Silent
-from trainmaster.core.results import Verdict
+from trainmaster.core.results import CheckResult, Finding, Verdict, error, fail, ok
 from trainmaster.targets import Node, NodeAccess, Program, Result, Transfer
 
 # Seconds for all checks of one node, by level: above the sum of the checks' own timeouts at that level.
 TIMEOUT_S = {1: 180.0, 2: 1200.0, 3: 7200.0}
+OFFER = "kubernetes_gpus"  # result about what the cluster lists
+_COUNT = "gpu_count"
 _VERDICTS = (0, 1, 3)  # exit codes of PASS or WARN, FAIL, INCOMPLETE
 
 
@@ -174,3 +175,23 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 def _silent(name: str, reason: str, action: str) -> Silent:
     return Silent(node=name, verdict=Verdict.ERROR, reason=reason, action=action)
+
+
+def compare_offer(offered: Sequence[Node], nodes: Sequence[NodeHealth]) -> tuple[CheckResult, ...]:
+    """GPUs that the cluster lists and that the nodes did not find. Nothing where GPUs were not counted. Pure."""
+    findings: list[Finding] = []
+    counts = {
+        node.node: [finding for result in node.results if result.check == _COUNT for finding in result.findings]
+        for node in nodes
+    }
+    compared = [node for node in offered if node.installed and counts.get(node.name)]
+    for node in compared:
+        if node.gpus is not None and node.installed is not None and node.gpus < node.installed:
+            reason = f"{node.gpus} of its {node.installed} GPUs are in working order, by the device plugin"
+            findings.append(fail(reason, action="see the device plugin's log on it", device=node.name))
+        elif all(finding.verdict is Verdict.SKIP for finding in counts[node.name]):
+            reason = f"the cluster lists {node.installed} GPUs of it, and its pod found none"
+            findings.append(error(reason, action="is the NVIDIA runtime set up in its containerd?", device=node.name))
+    if compared and not findings:
+        findings.append(ok("every pod found GPUs where the cluster lists them"))
+    return (CheckResult.of(OFFER, findings),) if findings else ()

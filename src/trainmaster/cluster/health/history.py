@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainmaster.core.health import ClusterHealth, NodeHealth
-from trainmaster.core.results import Finding, Verdict
+from trainmaster.core.results import WEIGHT, Finding, Verdict
 
-_WEIGHT = {Verdict.SKIP: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.ERROR: 3, Verdict.FAIL: 4}
 _GPU = re.compile(r"gpu\d+")
 _SHOWN = 300  # characters kept of a reason
 
@@ -105,8 +104,8 @@ def list_node(
     listed: list[Entry] = []
     passed = tuple(result.check for result in node.results if result.verdict is Verdict.PASS)
     for key, device, findings in _things(node, between):
-        verdict = max((finding.verdict for _, finding in findings), key=_WEIGHT.__getitem__)
-        bad = [item for item in findings if item[1].verdict is verdict and _WEIGHT[verdict] > _WEIGHT[Verdict.PASS]]
+        verdict = max((finding.verdict for _, finding in findings), key=WEIGHT.__getitem__)
+        bad = [item for item in findings if item[1].verdict is verdict and WEIGHT[verdict] > WEIGHT[Verdict.PASS]]
         listed.append(
             Entry(
                 run=run,
@@ -137,7 +136,7 @@ def list_measured(history: Iterable[Entry]) -> dict[str, dict[str, Measured]]:
         if all(entry.passed is None and entry.verdict is not Verdict.ERROR for entry in some):
             passed = list(known)  # of before: it names no check that passed, and counted as a whole
         known |= {check: Measured(check=check, verdict=Verdict.PASS, at=when) for check in passed}
-        for entry in sorted(some, key=lambda entry: _WEIGHT[entry.verdict]):
+        for entry in sorted(some, key=lambda entry: WEIGHT[entry.verdict]):
             if entry.verdict in (Verdict.WARN, Verdict.FAIL):
                 known |= {
                     check: Measured(

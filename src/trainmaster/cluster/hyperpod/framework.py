@@ -44,7 +44,7 @@ def check_framework(root: Path) -> list[CheckResult]:
             _missing_targets(root / TARGETS), "no rule", f"{len(MAKE_TARGETS)} targets", _WHOLE_CLONE
         ),
     }
-    return [CheckResult(check=name, findings=(finding,), took_s=0.0) for name, finding in findings.items()]
+    return [CheckResult.of(name, [finding]) for name, finding in findings.items()]
 
 
 def _missing_targets(makefile: Path) -> list[str]:

@@ -54,7 +54,7 @@ class Measurements:
 
 def judge(measured: Measurements, planned: Sequence[str]) -> tuple[list[CheckResult], Overall]:
     """A result for each planned indicator, and the verdict over all of them."""
-    results = [CheckResult(check=name, findings=(_INDICATORS[name](measured),), took_s=0.0) for name in planned]
+    results = [CheckResult.of(name, [_INDICATORS[name](measured)]) for name in planned]
     return results, judge_overall(results, planned=planned)
 
 

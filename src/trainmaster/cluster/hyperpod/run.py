@@ -16,13 +16,7 @@ from trainmaster.cluster.hyperpod.clock import Clock, WallClock
 from trainmaster.cluster.hyperpod.helper import reading_pod
 from trainmaster.cluster.hyperpod.indicators import START_LIMIT_S, Measurements, judge
 from trainmaster.cluster.hyperpod.logs import PodLog
-from trainmaster.cluster.hyperpod.manifest import (
-    JOB_NAME,
-    bandwidth_job,
-    count_pods,
-    find_checked_job,
-    uses_efa,
-)
+from trainmaster.cluster.hyperpod.manifest import JOB_NAME, bandwidth_job, count_pods, find_checked_job, uses_efa
 from trainmaster.cluster.hyperpod.status import list_nodes
 from trainmaster.core.errors import TrainmasterError, Unreachable
 from trainmaster.core.results import CheckResult, Overall

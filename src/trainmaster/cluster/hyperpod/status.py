@@ -137,7 +137,7 @@ async def check_cluster(client: Client, namespace: str, manifest: list[Object]) 
             finding = await check
         except TrainmasterError as exc:
             finding = error(str(exc), action="see the missing rights with: trainmaster cluster rights")
-        results.append(CheckResult(check=name, findings=(finding,), took_s=0.0))
+        results.append(CheckResult.of(name, [finding]))
     return results
 
 

@@ -67,7 +67,7 @@ def results(
     efa = [replace(finding, device=host) for host, report in reports.items() for finding in report.efa]
     tests = [replace(finding, device=host) for host, findings in nccl.items() for finding in findings]
     checks = ((CHECK, jobs), (EFA_CHECK, efa), (NCCL_CHECK, tests))
-    return tuple(CheckResult(check=name, findings=tuple(items), took_s=0.0) for name, items in checks if items)
+    return tuple(CheckResult.of(name, items) for name, items in checks if items)
 
 
 def _judge_idle(host: str, facts: Mapping[str, Any]) -> Finding | None:

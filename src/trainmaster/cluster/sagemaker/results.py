@@ -42,7 +42,7 @@ def between(sent: ClusterHealth | str, hosts: Sequence[str], *, level: int, test
     `tests`: they were asked for; else every host was checked alone. `hosts`: those that answered.
     """
     if isinstance(sent, str):
-        return (_result(sagemaker_node.CHECK, [error(sent, action="read the log of algo-1 in CloudWatch")]),)
+        return (CheckResult.of(sagemaker_node.CHECK, [error(sent, action="read the log of algo-1 in CloudWatch")]),)
     own = [result for result in clean(sent.cluster) if result.check not in compare.NAMES]
     by_check: dict[str, list[Finding]] = {}
     for result in own:
@@ -66,23 +66,19 @@ def between(sent: ClusterHealth | str, hosts: Sequence[str], *, level: int, test
             if missing
             else []
         )
-    return tuple(_result(name, findings) for name, findings in by_check.items())
+    return tuple(CheckResult.of(name, findings) for name, findings in by_check.items())
 
 
 def end(poll: Poll, sent: ClusterHealth | str, health: ClusterHealth, facts: Mapping[str, Any]) -> CheckResult:
     """Result of the job's end. It fails by design on FAIL and INCOMPLETE; with any other verdict that is an error."""
     if poll.state is TargetState.SUCCEEDED:
-        return _result(JOB, [ok("it completed", **facts)])
+        return CheckResult.of(JOB, [ok("it completed", **facts)])
     reason = f"it ended as {poll.state}: {poll.note}"[:400]
     if isinstance(sent, ClusterHealth) and exit_code(sent.overall) and exit_code(health.overall):
-        return _result(JOB, [ok(f"{reason}; so its own verdict, {sent.overall}, asks", **facts)])
-    return _result(JOB, [error(reason, action="read its logs in CloudWatch, then check again", **facts)])
+        return CheckResult.of(JOB, [ok(f"{reason}; so its own verdict, {sent.overall}, asks", **facts)])
+    return CheckResult.of(JOB, [error(reason, action="read its logs in CloudWatch, then check again", **facts)])
 
 
 def _has_peers(jobs: Sequence[Finding], hosts: Sequence[str]) -> bool:
     """Whether there were ranks to measure between: several hosts, or several GPUs on one."""
     return len(hosts) > 1 or any(finding.values.get("world_size") != 1 for finding in jobs)
-
-
-def _result(check: str, findings: Sequence[Finding]) -> CheckResult:
-    return CheckResult(check=check, findings=tuple(findings), took_s=0.0)

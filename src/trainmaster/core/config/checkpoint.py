@@ -64,10 +64,7 @@ class CheckpointConfig:
     )
     retries: int = field(default=2, ge=0, most=20, doc="times a failed save is tried again, at most 20")
     retry_s: float = field(
-        default=5.0,
-        ge=0,
-        le=YEAR_S,
-        doc="pause before the first of them; each further one is twice as long",
+        default=5.0, ge=0, le=YEAR_S, doc="pause before the first of them; each further one is twice as long"
     )
     lease_s: float = field(
         default=60.0,
@@ -84,10 +81,7 @@ class CheckpointConfig:
         default=None, ge=1, doc="steps a crash may cost; the intervals then follow from measured times"
     )
     max_lost_minutes: float | None = field(
-        default=None,
-        gt=0,
-        le=YEAR_S / 60,
-        doc="the same in minutes; with both the stricter holds",
+        default=None, gt=0, le=YEAR_S / 60, doc="the same in minutes; with both the stricter holds"
     )
 
     @classmethod

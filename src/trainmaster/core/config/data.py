@@ -82,10 +82,7 @@ class DataConfig(Origin):
     prefetch_steps: int = field(default=2, ge=1, le=64, doc="steps whose samples are read ahead")
     readers: int = field(default=8, ge=1, le=256, doc="hub: threads of each rank that read and tokenise")
     wait_s: float = field(
-        default=900.0,
-        gt=0,
-        le=YEAR_S,
-        doc="how long a step waits for its data before the run ends (exit 65)",
+        default=900.0, gt=0, le=YEAR_S, doc="how long a step waits for its data before the run ends (exit 65)"
     )
 
     def faults(self) -> Iterator[Fault]:

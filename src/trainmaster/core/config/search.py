@@ -123,9 +123,8 @@ class Search:
         default="none", doc="pruner of Optuna that stops runs early: MedianPruner or SuccessiveHalvingPruner"
     )
     startup_trials: int = field(
-        default=10, ge=1, le=MOST_TRIALS,
-        doc="results before tpe uses them, and completed runs before median stops one",
-    )  # fmt: skip
+        default=10, ge=1, le=MOST_TRIALS, doc="results before tpe uses them, and completed runs before median stops one"
+    )
     warmup_steps: int = field(
         default=1, ge=1, le=10**9, doc="no run is stopped before this step; with asha the first rung"
     )

@@ -17,10 +17,9 @@ from trainmaster.core.config.default_lr import with_rates
 from trainmaster.core.config.optimizer import OptimizerConfig
 from trainmaster.core.config.parallel import ParallelConfig, largest_divisor
 from trainmaster.core.config.recovery import RecoveryConfig
-from trainmaster.core.config.timeouts import TimeoutConfig
 from trainmaster.core.config.watch import WatchConfig
 from trainmaster.core.errors import Fault, SpecError
-from trainmaster.core.schema import build, field
+from trainmaster.core.schema import YEAR_S, build, field
 
 __all__ = [
     "CheckpointConfig",
@@ -123,16 +122,10 @@ class ModelConfig:
     heads: int = field(default=4, ge=1, le=_MOST_WIDTH, doc="attention heads")
     kv_heads: int = field(default=2, ge=1, le=_MOST_WIDTH, doc="key and value heads (grouped-query attention)")
     head_width: int | None = field(
-        default=None,
-        ge=2,
-        le=_MOST_WIDTH,
-        doc="size of one head; not stated: width over heads",
+        default=None, ge=2, le=_MOST_WIDTH, doc="size of one head; not stated: width over heads"
     )
     ffn_width: int = field(
-        default=256,
-        ge=8,
-        le=_MOST_WIDTH,
-        doc="hidden size of the SwiGLU feed-forward, or of each expert",
+        default=256, ge=8, le=_MOST_WIDTH, doc="hidden size of the SwiGLU feed-forward, or of each expert"
     )
     vocab: int = field(default=256, ge=2, le=_MOST_TOKENS, doc="tokens; 256 with the built-in byte tokenizer")
     rope_theta: float = field(default=10_000.0, gt=0, doc="base of the rotary embedding")
@@ -145,10 +138,7 @@ class ModelConfig:
         default=None, ge=1, doc="attention window in tokens, the current one included; not stated: unlimited"
     )
     experts: int | None = field(
-        default=None,
-        ge=1,
-        le=_MOST_WIDTH,
-        doc="number of experts (Mixtral); not stated: a dense model",
+        default=None, ge=1, le=_MOST_WIDTH, doc="number of experts (Mixtral); not stated: a dense model"
     )
     experts_per_token: int = field(default=2, ge=1, doc="experts each token passes through")
     balance: float = field(default=0.02, ge=0, doc="weight of the load-balancing loss of the experts; 0 for none")
@@ -213,6 +203,20 @@ class ModelConfig:
                 yield Fault(path=option, message=message)
             elif not stated and option in known[name].needs:
                 yield Fault(path=option, message=f"the family {name} needs it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutConfig:
+    """A rank that is silent for longer ends the run. TRAINMASTER_COLLECTIVE_TIMEOUT_S overrides the first two."""
+
+    first_step_s: float = field(
+        default=1800.0, gt=0, le=YEAR_S, doc="from the start to the end of the first step: meeting, building, compiling"
+    )
+    # Long enough for the slowest evaluation batch of one rank, short enough that a dead peer costs two minutes.
+    step_s: float = field(default=120.0, gt=0, le=YEAR_S, doc="one step, one evaluation batch")
+    load_s: float = field(default=3600.0, gt=0, le=YEAR_S, doc="loading a checkpoint, or the weights of init_from")
+    save_s: float = field(default=3600.0, gt=0, le=YEAR_S, doc="saving to memory and to the disk, in the background")
+    upload_s: float = field(default=21600.0, gt=0, le=YEAR_S, doc="copying a save to a farther tier, in the background")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,11 +61,6 @@ def statuses() -> tuple[str, ...]:
     return tuple(schema("InstanceStatus")["enum"])
 
 
-def source() -> str:
-    """Document and version that the digest was written from."""
-    return str(_document()["source"])
-
-
 def find_faults(wanted: Schema, value: object, path: str = "") -> list[Fault]:
     """Every place where a value does not fit a schema. Unknown fields are faults only where the schema forbids them."""
     if reference := wanted.get("$ref"):

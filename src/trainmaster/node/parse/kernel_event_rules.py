@@ -53,19 +53,25 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """`device`: a group of the pattern, or "pci" for the PCI address in the line. `fatal`: a fixed value or a group."""
+    """`device`: "group" of the pattern, or "pci" for the address in the line. `fatal`: a fixed value, else a group."""
 
     kind: Kind
     words: tuple[str, ...]  # one of them is in every message of the rule: cheaper than the pattern
     pattern: re.Pattern[str]
-    device: str | None = "pci"
-    fatal: bool | None = None
+    device: str | None
+    fatal: bool | None
 
 
-def _rule(kind: Kind, words: str, pattern: str, *, device: str | None = "pci", fatal: bool | None = None) -> Rule:
-    return Rule(kind=kind, words=tuple(words.split("|")), pattern=re.compile(pattern), device=device, fatal=fatal)
+def _rule(kind: Kind, words: str, pattern: str, *, device: bool = True, fatal: bool | None = None) -> Rule:
+    """A rule whose messages name a device, in a group of the pattern if it has one for that; or (False) name none."""
+    compiled = re.compile(pattern)
+    where = "group" if not compiled.groupindex.keys().isdisjoint(NAMES) else "pci"
+    return Rule(
+        kind=kind, words=tuple(words.split("|")), pattern=compiled, device=where if device else None, fatal=fatal
+    )
 
 
+NAMES = ("device", "nvme", "ext", "xfs", "btrfs", "md", "lustre", "buffer")  # groups that hold the name of a device
 LUSTRE = r"Lustre(?:Error)?: (?:\S+ )?(?P<lustre>[\w.-]{1,80}): "  # lustre/ptlrpc/import.c of Lustre
 # Functions whose suppressed messages are about audit records, the network stack, programs that crashed
 # (arch/x86/mm/fault.c, arch/arm64/kernel/traps.c) or commands that a network adapter refused: none is a fault of the
@@ -106,10 +112,7 @@ RULES = (
         fatal=True,
     ),
     _rule(  # kernel_nvlink.c and arch/hopper/kernel_nvlink_gh100.c of the same
-        "nvlink_undetected",
-        "RxDet",
-        rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)",
-        fatal=True,
+        "nvlink_undetected", "RxDet", rf"{HEAD}NVRM:.*(?:PostRxDet\w*|postRxDetLinkMask).*(?:[Ff]ailed)", fatal=True
     ),
     # peer_err of nvidia-peermem.c; the second is the module loader's, where it was built for other drivers
     _rule("peermem_error", "nvidia-peermem", rf"{HEAD}nvidia-peermem \w{{1,60}}:\d+ ERROR "),
@@ -118,7 +121,6 @@ RULES = (
         "nccl_crash",
         "libnccl",
         r"(?P<device>[^\s\]:][^\]:]{0,40})\[\d+\]:? (?:segfault at |general protection|trap ).* in libnccl",
-        device="device",
     ),
     _rule(  # drivers/base/dd.c
         "driver_probe_failed",
@@ -174,7 +176,7 @@ RULES = (
         r"BUG: (?:unable to handle|kernel NULL pointer|Bad page|KASAN|stack guard page)|kernel BUG at "
         r"|\bOops(?:: |\[)|general protection fault(?:, |: [0-9a-f]{4} \[#)|Kernel panic - not syncing"
         r"|Unable to handle kernel |\blist_(?:add|del) corruption\.",
-        device=None,
+        device=False,
         fatal=True,
     ),
     _rule(  # mm/memory-failure.c
@@ -182,7 +184,7 @@ RULES = (
         "Memory failure",
         r"Memory failure: 0x[0-9a-f]+: (?:recovery action for .*: (?P<good>Recovered|Delayed)"
         r"|(?P<corrected>already hardware poisoned))?",
-        device=None,
+        device=False,
     ),
     _rule("pcie_link_down", "pciehp", r"pciehp: Slot\([^)]*\): (?:Link Down|Card not present)"),
     _rule(  # arch/x86/kernel/cpu/mce/core.c (kill_me_maybe, kill_me_never) and drivers/acpi/apei/ghes.c
@@ -193,22 +195,12 @@ RULES = (
         r"|\[Hardware Error\]: (?:(?P<uncorrected>Uncorrected|Deferred|Fatal)|(?P<corrected>Corrected)) ?,? ?.*error"
         r"|(?P<fatal>Uncorrected hardware memory error|Kernel accessed poison)"
         r"|[Mm]achine check: |Hardware [Ee]rror.*Machine check events logged",
-        device=None,
+        device=False,
     ),
     _rule(  # drivers/edac/edac_mc.c
-        "memory_uncorrected",
-        "EDAC ",
-        r"EDAC (?P<device>[\w# ]{0,20}MC#?\d+): .{0,40}?\d+ UE\b",
-        device="device",
-        fatal=True,
+        "memory_uncorrected", "EDAC ", r"EDAC (?P<device>[\w# ]{0,20}MC#?\d+): .{0,40}?\d+ UE\b", fatal=True
     ),
-    _rule(
-        "memory_corrected",
-        "EDAC ",
-        r"EDAC (?P<device>[\w# ]{0,20}MC#?\d+): .{0,40}?\d+ CE\b",
-        device="device",
-        fatal=False,
-    ),
+    _rule("memory_corrected", "EDAC ", r"EDAC (?P<device>[\w# ]{0,20}MC#?\d+): .{0,40}?\d+ CE\b", fatal=False),
     _rule(  # mlx5/core/events.c
         "nic_module",
         "mlx5_core",
@@ -236,21 +228,17 @@ RULES = (
         "cpu_hot",
         "temperature ",
         r"CPU\d+: (?:Core|Package) temperature (?:is )?above threshold, cpu clock (?:is )?throttled",
-        device=None,
+        device=False,
     ),
-    _rule("hard_lockup", "LOCKUP", r"hard LOCKUP on (?P<device>cpu \d+)", device="device", fatal=True),
+    _rule("hard_lockup", "LOCKUP", r"hard LOCKUP on (?P<device>cpu \d+)", fatal=True),
     _rule(  # kernel/watchdog.c, kernel/rcu/tree_stall.h
         "soft_lockup",
         "lockup|stall",
         r"BUG: soft lockup - (?P<device>CPU#\d+)|BUG: workqueue lockup|"
         r"rcu.*(?:self-detected stall|detected (?:expedited )?stalls)",
-        device="device",
     ),
     _rule(  # kernel/hung_task.c
-        "hung_task",
-        "blocked for more",
-        r"INFO: task (?P<device>.{1,64}?):\d+ blocked for more than \d+ seconds",
-        device="device",
+        "hung_task", "blocked for more", r"INFO: task (?P<device>.{1,64}?):\d+ blocked for more than \d+ seconds"
     ),
     _rule(  # fs/ext4/super.c, fs/xfs/xfs_fsops.c, fs/btrfs/messages.c
         "filesystem_readonly",
@@ -259,7 +247,6 @@ RULES = (
         r"|XFS \((?P<xfs>[^)]{1,40})\): .*(?:[Ss]hutting down filesystem|has been shut down|[Ss]hutdown|Please unmount"
         r"|Remounting filesystem read-only)"
         r"|BTRFS.*\(device (?P<btrfs>[^):]{1,40})[^)]*\).*forced readonly",
-        device="file system",
         fatal=True,
     ),
     _rule(  # the same, fs/jbd2 and fs/btrfs/disk-io.c
@@ -273,7 +260,6 @@ RULES = (
         r"|(?P<corrected>info)(?=.* errs: .*[1-9])) \(device (?P<btrfs>[^):]{1,40})"
         r"|Aborting journal on device (?P<device>[^ .]{1,40})"
         r"|JBD2: (?:Detected IO errors|I/O error when updating journal superblock for (?P<md>[^ .]{1,40}))",
-        device="file system",
     ),
     _rule(  # block/blk-core.c and blk-mq.c, fs/buffer.c, drivers/nvme/host (pci.c, multipath.c), drivers/md/dm-*.c
         "disk_error",
@@ -286,7 +272,6 @@ RULES = (
         r"|block (?P<md>nvme\w{1,20}): no (?:usable path|(?P<fatal>available path))"
         r"|attempt to access beyond end of device"
         r"|device-mapper: (?:raid|multipath|thin|integrity).*[Ff]ail",
-        device="device",
     ),
     _rule(  # drivers/md: raid0.c and md-linear.c print no colon before the name of the array
         "raid_degraded",
@@ -294,31 +279,21 @@ RULES = (
         r"md/(?:raid\d{0,2}|linear):?(?P<md>md\w{1,20}): "
         r".*(?:(?P<bad>Disk failure|not enough|[Tt]oo many|annot continue)"
         r"|(?P<good>active with (?!(?P<all>\d+) out of (?P=all)\b)\d+ out of \d+))|md: super_written gets error",
-        device="device",
     ),
     _rule(  # net/sunrpc/clnt.c
-        "storage_lost",
-        "not responding",
-        r"\bserver (?P<device>[\w.:\[\]-]{1,80}) not responding",
-        device="device",
+        "storage_lost", "not responding", r"\bserver (?P<device>[\w.:\[\]-]{1,80}) not responding"
     ),
-    _rule(
-        "storage_lost",
-        "Lustre",
-        LUSTRE + r"(?:This client was evicted by|Connection to .* was lost)",
-        device="device",
-    ),
+    _rule("storage_lost", "Lustre", LUSTRE + r"(?:This client was evicted by|Connection to .* was lost)"),
     _rule(
         "storage_error",
         "LustreError|CIFS: |Lock reclaim failed",
         r"LustreError: |CIFS: .*has not responded|nfs4_reclaim_open_state: Lock reclaim failed",
-        device=None,
+        device=False,
     ),
     _rule(  # lib/ratelimit.c; the function names the suppressed messages
         "messages_suppressed",
         "suppressed",
         rf"(?P<device>(?!{_HARMLESS}\b)\b[A-Za-z_]\w{{1,60}}): \d+ (?:callbacks|messages) suppressed",
-        device="device",
     ),
 )
 _ENDED = ("server ", "Lustre")  # in messages that report the end of a fault

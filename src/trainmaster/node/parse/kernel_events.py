@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainmaster.node.parse import shorten
-from trainmaster.node.parse.kernel_event_rules import LUSTRE, RULES, WORDS, Kind, Rule
+from trainmaster.node.parse.kernel_event_rules import LUSTRE, NAMES, RULES, WORDS, Kind, Rule
 
 __all__ = ["WORDS", "KernelEvent", "Kind", "read_address", "read_events", "read_recovery"]
 
@@ -34,7 +34,6 @@ _PCI = (
 _ADDRESS = re.compile(_PCI)
 _SOURCE = re.compile(rf"received(?: from|:) {_PCI}")
 _SHORT = re.compile(r"device[= ]\[?(?P<bus>[0-9a-fA-F]{2}):(?P<slot>[0-9a-fA-F]{2})\.(?P<function>[0-7])")
-_NAMES = ("device", "nvme", "ext", "xfs", "btrfs", "md", "lustre", "buffer")  # groups that hold the name of a device
 _UNCORRECTED = 1 << 61  # the UC bit of IA32_MCi_STATUS (Intel SDM volume 3B, 15.3.2.2)
 
 
@@ -86,7 +85,7 @@ def _device(rule: Rule, match: re.Match[str], line: str) -> str | None:
     if rule.device is None:
         return None
     groups = match.groupdict()
-    name = next((groups[name] for name in _NAMES if groups.get(name)), None)
+    name = next((groups[name] for name in NAMES if groups.get(name)), None)
     return None if name is None else shorten(re.sub(r"^(?:CPU#|cpu )", "CPU ", name.strip()))
 
 

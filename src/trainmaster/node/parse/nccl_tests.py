@@ -33,7 +33,7 @@ from trainmaster.node.parse.nccl_tests_data import (
 )
 from trainmaster.node.parse.nccl_tests_json import parse_documents
 
-__all__ = ["Device", "Measure", "Output", "Row", "Run", "parse"]
+__all__ = ["Output", "Row", "Run", "parse"]
 
 _SIZES = re.compile(
     r"#?\s*nThread (?P<threads>\d{1,9}) nGpus (?P<gpus>\d{1,9}) minBytes (?P<min>\d{1,18}) maxBytes (?P<max>\d{1,18})"
@@ -360,8 +360,5 @@ class _Reader:
         if not self.runs and not self.errors:
             raise ParseError("no run of nccl-tests in this text")
         return Output(
-            runs=tuple(self.runs),
-            errors=tuple(self.errors),
-            warnings=tuple(self.warnings),
-            deaths=tuple(self.deaths),
+            runs=tuple(self.runs), errors=tuple(self.errors), warnings=tuple(self.warnings), deaths=tuple(self.deaths)
         )

@@ -87,6 +87,13 @@ class Gpu:
             raise NotReported(paths[0], text, applies=True)
         return float(match[1])
 
+    def find_number(self, unit: str, *paths: str) -> float | None:
+        """The same; None: there is no such number."""
+        try:
+            return self.number(unit, *paths)
+        except NotReported:
+            return None
+
     def yes(self, *paths: str) -> bool:
         """Whether a field says yes in its own words, or NotReported: a word of another field is no answer."""
         text = self.word(*paths)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
-from typing import Any
 
 from trainmaster.core import schema
 from trainmaster.core.expect import Expect
@@ -13,7 +13,7 @@ from trainmaster.core.heartbeat import hyperpod_rules
 from trainmaster.core.spec import JobSpec
 from trainmaster.targets.kubernetes import kueue, names
 from trainmaster.targets.kubernetes.pods import Object
-from trainmaster.targets.kubernetes.settings import Rules, Settings
+from trainmaster.targets.kubernetes.settings import Settings
 
 LOG_FOLDER = f"{names.RUN_FOLDER}/ranks"  # of hyperpodrun: standard output of each rank
 TRAIN_FILE = f"{names.PLAN_FOLDER}/train.json"
@@ -88,23 +88,12 @@ def job_spec(spec: JobSpec, settings: Settings, template: Object) -> Object:
     if spec.limits.timeout_s is not None:
         policy["activeDeadlineSeconds"] = math.ceil(spec.limits.timeout_s)
     if spec.train is not None:  # only our trainer prints the heartbeat that the rules wait for
-        policy["logMonitoringConfiguration"] = rules(own.rules)
+        policy["logMonitoringConfiguration"] = hyperpod_rules(**dataclasses.asdict(own.rules))
     return {
         "nprocPerNode": str(spec.resources.processes_per_node),  # text: a number is refused
         "replicaSpecs": [replica],
         "runPolicy": policy,
     }
-
-
-def rules(wanted: Rules) -> list[dict[str, Any]]:
-    """`logMonitoringConfiguration` for the trainer's heartbeat."""
-    return hyperpod_rules(
-        start_s=wanted.start_s,
-        silent_s=wanted.silent_s,
-        slow_tokens_per_s=wanted.slow_tokens_per_s,
-        slow_points=wanted.slow_points,
-        fault_not_finite=wanted.fault_not_finite,
-    )
 
 
 def auto_resume(settings: Settings) -> dict[str, str]:

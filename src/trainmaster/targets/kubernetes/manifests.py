@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainmaster.core.container import RegistryLogin
 from trainmaster.core.plan import Plan
-from trainmaster.core.spec import JobSpec
 from trainmaster.targets.kubernetes import hyperpod, kueue, names, pods
 from trainmaster.targets.kubernetes.pods import Object, PodPlan
-from trainmaster.targets.kubernetes.settings import Kind, Settings
+from trainmaster.targets.kubernetes.settings import Kind
 
 HIDDEN = "(not shown)"
 _NODE_TTL_S = 3600  # of the Jobs of nodes but the first, at least
@@ -41,32 +40,6 @@ RESOURCES: Mapping[Kind, Resource] = {
 }
 
 
-def pod_plan(
-    attempt: str,
-    spec: JobSpec,
-    settings: Settings,
-    *,
-    secrets: Collection[str] = (),
-    package: str = "",
-    stop: str | None = None,
-) -> PodPlan:
-    """What the pods of an attempt need. `spec` is the user's own, with its container."""
-    login = spec.container.login if spec.container is not None else None
-    name = names.object_name(attempt)
-    return PodPlan(
-        name=name,
-        attempt=attempt,
-        spec=spec,
-        settings=settings,
-        container=RESOURCES[settings.kind].container,
-        launcher=hyperpod.launcher(spec) if settings.kind == "hyperpod" else (),
-        secrets=tuple(sorted(secrets)),
-        package=package,
-        pull_secret=f"{name}-pull" if login is not None else None,
-        stop=stop,
-    )
-
-
 def build(plan: Plan, made: PodPlan) -> list[Object]:
     """Objects to apply, in this order. Secrets are not among them: their values come from the server's environment."""
     settings, marks = made.settings, pods.labels(made)
@@ -89,10 +62,7 @@ def build(plan: Plan, made: PodPlan) -> list[Object]:
 
 def _head(made: PodPlan, annotations: Mapping[str, str] | None = None) -> Object:
     resource = RESOURCES[made.settings.kind]
-    metadata: Object = {
-        "name": made.name,
-        "labels": {**pods.labels(made), **kueue.labels(made.settings)},
-    }
+    metadata: Object = {"name": made.name, "labels": {**pods.labels(made), **kueue.labels(made.settings)}}
     if merged := {**made.settings.annotations, **(annotations or {})}:
         metadata["annotations"] = merged
     return {"apiVersion": resource.api, "kind": resource.kind, "metadata": metadata}

@@ -15,7 +15,7 @@ from trainmaster.remote import job_user
 from trainmaster.remote.members import SPARES
 from trainmaster.remote.package import Package, pack
 from trainmaster.targets import Placement, Submission
-from trainmaster.targets.kubernetes import kueue, manifests, names
+from trainmaster.targets.kubernetes import hyperpod, kueue, manifests, names
 from trainmaster.targets.kubernetes.lint import find_traps
 from trainmaster.targets.kubernetes.pods import Object, PodPlan
 from trainmaster.targets.kubernetes.settings import Settings
@@ -115,13 +115,24 @@ def node_plan(pod: PodPlan) -> Plan:
     )
 
 
-def pod_plan(attempt: str, spec: JobSpec, settings: Settings, *, stop: str | None = None) -> PodPlan:
-    """What the pods of an attempt need, as this server gives it to them."""
-    sent = f"trainmaster-{package().digest[:16]}" if settings.package == "send" else ""
+def pod_plan(attempt: str, spec: JobSpec, settings: Settings) -> PodPlan:
+    """What the pods of an attempt need, as this server gives it to them. `spec` has its container still."""
+    login = spec.container.login if spec.container is not None else None
     given = job_user.find_given(os.environ)
-    if spec.container is not None and spec.container.login is not None:
-        given.pop(spec.container.login.password_from, None)  # for the registry alone
-    return manifests.pod_plan(attempt, spec, settings, secrets=given, package=sent, stop=stop)
+    if login is not None:
+        given.pop(login.password_from, None)  # for the registry alone
+    name = names.object_name(attempt)
+    return PodPlan(
+        name=name,
+        attempt=attempt,
+        spec=spec,
+        settings=settings,
+        container=manifests.RESOURCES[settings.kind].container,
+        launcher=hyperpod.launcher(spec) if settings.kind == "hyperpod" else (),
+        secrets=tuple(sorted(given)),
+        package=f"trainmaster-{package().digest[:16]}" if settings.package == "send" else "",
+        pull_secret=f"{name}-pull" if login is not None else None,
+    )
 
 
 def secrets(pod: PodPlan) -> list[Object]:

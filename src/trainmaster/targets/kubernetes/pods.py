@@ -57,7 +57,6 @@ class PodPlan:
     secrets: tuple[str, ...] = ()  # variables that a Secret of the same name holds
     package: str = ""  # ConfigMap of the node half; "": the image has it
     pull_secret: str | None = None
-    stop: str | None = None  # reason of a stop request that came before the start
 
 
 def labels(plan: PodPlan) -> dict[str, str]:
@@ -71,21 +70,18 @@ def labels(plan: PodPlan) -> dict[str, str]:
     return {**settings.labels, **ours}
 
 
-def template(plan: PodPlan, *, restart: str = "Never") -> Object:
+def template(plan: PodPlan) -> Object:
     """Pod template: metadata and spec."""
-    annotations = dict(plan.settings.annotations)
-    if plan.stop is not None:
-        annotations[names.STOP_ANNOTATION] = plan.stop
     metadata: Object = {"labels": labels(plan)}
-    if annotations:
-        metadata["annotations"] = annotations
-    return {"metadata": metadata, "spec": pod_spec(plan, restart=restart)}
+    if plan.settings.annotations:
+        metadata["annotations"] = dict(plan.settings.annotations)
+    return {"metadata": metadata, "spec": pod_spec(plan)}
 
 
-def pod_spec(plan: PodPlan, *, restart: str) -> Object:
+def pod_spec(plan: PodPlan) -> Object:
     settings = plan.settings
     spec: Object = {
-        "restartPolicy": restart,
+        "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(plan.spec.limits.grace_s) + _AFTER_GRACE_S,
         "enableServiceLinks": False,  # hundreds of services would fill the environment
         "automountServiceAccountToken": settings.service_account is not None,

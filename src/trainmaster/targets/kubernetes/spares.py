@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from trainmaster.core.plan import EXIT_FILE, MEMBERS_LOG, ExitRecord
 from trainmaster.core.states import TargetState
-from trainmaster.remote.members import SPARES, find_members, parse_members
+from trainmaster.remote.members import SPARES, count_places, find_members, parse_members
 from trainmaster.targets import Handle, Poll
 from trainmaster.targets._spool import Spool
 from trainmaster.targets.kubernetes import states
@@ -27,11 +27,6 @@ _MEMBERS_BYTES = 1 << 20
 # a failed record is not: a new attempt is there sooner than a spare that is not ready after a minute.
 _DECIDED_S = 60.0
 _RECORD_BYTES = 1 << 20
-
-
-def count_places(handle: Handle) -> int:
-    """Nodes of an attempt that have ranks."""
-    return int(handle["nodes"]) - int(handle.get(SPARES, 0))
 
 
 def read_members(spool: Spool, handle: Handle) -> list[int]:

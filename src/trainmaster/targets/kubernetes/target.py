@@ -19,7 +19,7 @@ from trainmaster.core.errors import TargetError, TrainmasterError
 from trainmaster.core.plan import EXIT_FILE, OUTPUTS_FOLDER, ExitRecord
 from trainmaster.core.states import Reason, TargetState
 from trainmaster.remote.attempt_host import check_range
-from trainmaster.remote.members import SPARES
+from trainmaster.remote.members import SPARES, count_places
 from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, Poll, Submission
 from trainmaster.targets._cluster_job import ClusterJob, PlannedClusterJob
 from trainmaster.targets._node_files import find_stream, rename
@@ -133,7 +133,7 @@ class Kubernetes:
 
     async def list_files(self, handle: Handle) -> list[FileSize]:
         spool, files = self._session(handle).spool(handle), []
-        places = spares.count_places(handle)
+        places = count_places(handle)
         for node in range(int(handle["nodes"])):
             files += [rename(file, node, nodes=places) for file in spool.node(node).list_files()]
         return sorted(files, key=lambda file: file.name)

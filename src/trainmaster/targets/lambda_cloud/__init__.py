@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.targets._account import Account
 from trainmaster.targets._queueing import NO_NAME, OWN_QUEUE
-from trainmaster.targets._traits import Traits
+from trainmaster.targets._traits import Account, Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets._rented import Rented

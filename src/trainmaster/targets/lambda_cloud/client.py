@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 from trainmaster import __version__
 from trainmaster.core.backoff import backoff_s
 from trainmaster.core.errors import MissingExtra, TargetError, Unreachable, UsageError
+from trainmaster.core.loopback import is_loopback_host
 from trainmaster.core.vendors import lambda_api
 from trainmaster.targets._provider import NotNow
 from trainmaster.targets.lambda_cloud.errors import InvalidKey, refusal
@@ -218,17 +218,9 @@ def _raise(error: TargetError) -> Any:
 def _checked(url: str) -> str:
     """The base URL; the key is sent in clear text to this machine only."""
     parts = urlsplit(url)
-    loopback = parts.hostname == "localhost" or _is_loopback(parts.hostname or "")
-    if parts.scheme != "https" and not (parts.scheme == "http" and loopback):
+    if parts.scheme != "https" and not (parts.scheme == "http" and is_loopback_host(parts.hostname or "")):
         raise UsageError(f"lambda: {url!r} is not an https:// address; the API key would be sent in clear text")
     return f"{parts.scheme}://{parts.netloc}"
-
-
-def _is_loopback(name: str) -> bool:
-    """Whether it is an address of this machine; 127.0.0.1.example.org is a name."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(name).is_loopback
-    return False
 
 
 def _parse(content: bytes) -> Any:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.targets._account import Account
 from trainmaster.targets._queueing import MAX_WAIT
-from trainmaster.targets._traits import Traits
+from trainmaster.targets._traits import Account, Traits
 
 if TYPE_CHECKING:
     from trainmaster.targets.sagemaker.target import SageMaker

@@ -7,24 +7,25 @@ settings.py   the cluster file                  queue.py       one listing for a
 target.py     the target                        outcome.py     how an attempt stands and how it ended
 queue_options.py  `queue:` as options of sbatch
 script.py     the batch script                  remote/slurm/  what runs on the login node and the compute nodes
-drain.py      nodes out of service and back     identity.py    which cluster and user it is
+drain.py      nodes out of service and back
 """
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.targets._account import Account
 from trainmaster.targets._queueing import MAX_WAIT
-from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
+from trainmaster.targets._traits import FOLDER_VARIABLE, Account, Traits, is_name
 
 if TYPE_CHECKING:
     from trainmaster.targets._drain import Scheduler
     from trainmaster.targets.slurm.target import Slurm
 
+_CLUSTER = re.compile(r"^(ClusterName|SlurmctldHost\[0\])\s*=\s*(\S+)", re.MULTILINE)
 TRAITS = Traits(
     title="jobs of a Slurm cluster",
     option="name_or_file",
@@ -71,9 +72,20 @@ def runs_as(options: str, user: str | None) -> Account:
 
 async def identify(options: str, user: str | None) -> dict[str, str]:
     """What the login node says it is and who logged in; and the same user on all of its cluster's login nodes."""
-    from trainmaster.targets.slurm.identity import identify as ask
+    from trainmaster.targets.ssh.hosts import place_of, read_known_hosts
+    from trainmaster.targets.ssh.identity import ask
 
-    return await ask(create(options, user=user).settings)
+    settings = create(options, user=user).settings
+    login, known = settings.login, settings.known_hosts
+    if login is None or known is None:
+        raise UsageError("slurm: it has no login node; write `login:` in a cluster file")
+    program = f"{settings.commands}/scontrol" if settings.commands else "scontrol"
+    answer = await ask(login, read_known_hosts(known), words=[program, "show", "config"], env=dict(settings.env))
+    facts = dict(_CLUSTER.findall(answer.said))
+    if len(facts) != 2:
+        raise UsageError(f"{login.name}: scontrol does not say which cluster it is; check `commands:` and `env:`")
+    cluster = "@".join(facts[name] for name in sorted(facts))
+    return {place_of(login): answer.text, "cluster": f"slurm {cluster}/{answer.uid}"}
 
 
 def create_scheduler(options: str) -> Scheduler:

@@ -29,7 +29,7 @@ from trainmaster.core.states import Reason, TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.remote import job_user
 from trainmaster.remote.attempt_host import check_range
-from trainmaster.remote.members import SPARES, find_members
+from trainmaster.remote.members import SPARES, count_places, find_members
 from trainmaster.remote.slurm import layout
 from trainmaster.remote.slurm.parse import expand_tasks
 from trainmaster.remote.slurm.states import translate
@@ -207,7 +207,7 @@ class Slurm:
         )
         if SPARES not in handle or not end:
             return facts
-        members = find_members(facts.get("members"), places=_count_places(handle), nodes=int(handle["nodes"]))
+        members = find_members(facts.get("members"), places=count_places(handle), nodes=int(handle["nodes"]))
         return {**facts, "records": [facts["records"][number] for number in members]}
 
     async def _request(self, handle: Handle, unit: int, call: str, **params: Any) -> tuple[Mapping[str, Any], bytes]:
@@ -218,13 +218,13 @@ class Slurm:
     async def _send_work(self, work: Path, handle: Handle) -> None:
         """Bring the uploaded working folder to the shared folder; it is there already where both are one."""
         if self.settings.login is not None:
-            from trainmaster.targets.ssh import workfolder
+            from trainmaster.targets.ssh import transfer
             from trainmaster.targets.ssh.hosts import read_known_hosts
             from trainmaster.targets.ssh.session import session
 
             assert self.settings.known_hosts is not None
             node = session(self.settings.login, read_known_hosts(self.settings.known_hosts))
-            await workfolder.send(work, [node], str(handle["attempt"]))
+            await transfer.upload_work(work, [node], str(handle["attempt"]))
             return
         place = Path(str(handle["base"])).parent.parent / WORK_FOLDER
         if place != work and not place.exists():
@@ -236,11 +236,6 @@ class Slurm:
 def _units(handle: Handle) -> int:
     """Node folders of an attempt: nodes, for each task of an array."""
     return int(handle["nodes"]) * (len(handle["tasks"]) if handle["tasks"] is not None else 1)
-
-
-def _count_places(handle: Handle) -> int:
-    """Nodes that have ranks."""
-    return int(handle["nodes"]) - int(handle.get(SPARES, 0))
 
 
 def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
@@ -259,7 +254,7 @@ def _find_stream(stream: str, handle: Handle) -> tuple[int, str]:
 
 def _rename(name: str, unit: int, handle: Handle) -> str:
     """Name of a file among those of all nodes, the other way round."""
-    if SPARES in handle and unit >= _count_places(handle) and _RANK_LOG.fullmatch(name):
+    if SPARES in handle and unit >= count_places(handle) and _RANK_LOG.fullmatch(name):
         return name_spare_log(name, unit)
     if log := _RANK_LOG.fullmatch(name):
         nodes, per_node = int(handle["nodes"]), int(handle["ranks_per_node"])

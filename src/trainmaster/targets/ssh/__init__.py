@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.core.errors import UsageError
-from trainmaster.targets._account import Account
 from trainmaster.targets._queueing import DRAIN_HERE, NO_NAME, OWN_QUEUE
-from trainmaster.targets._traits import FOLDER_VARIABLE, Traits, is_name
+from trainmaster.targets._traits import FOLDER_VARIABLE, Account, Traits, is_name
 
 if TYPE_CHECKING:
     from trainmaster.targets.ssh.target import Ssh

@@ -19,6 +19,7 @@ from trainmaster.targets.ssh.hosts import SshHost
 if TYPE_CHECKING:
     import asyncssh
 
+
 CONNECT_TIMEOUT_S = 15.0
 # A host that loses power or its cable sends nothing. Three unanswered keepalives end the connection after 15 to 20 s.
 KEEPALIVE_S = 5.0
@@ -148,3 +149,22 @@ def _login(host: SshHost) -> str:
 def _names_key(error: Exception, host: SshHost) -> bool:
     """Whether the exception is an OSError about the key file, which asyncssh reads itself."""
     return isinstance(error, OSError) and host.key is not None and str(error.filename or "") == host.key
+
+
+async def read_host_key(address: str, port: int | None) -> str:
+    """A known_hosts line for the machine at this address; NodeUnavailable while no SSH server answers there.
+
+    Nothing can vouch for the key of a machine that was rented a moment ago; what is pinned is that it stays the same.
+    """
+    library = load()
+    try:
+        options = library.SSHClientConnectionOptions(
+            config=None, known_hosts=None, connect_timeout=CONNECT_TIMEOUT_S, login_timeout=CONNECT_TIMEOUT_S
+        )
+        key = await library.get_server_host_key(address, port or 22, options=options)
+    except Exception as error:
+        raise explain(error, SshHost(host=address, port=port), b"", timeout_s=CONNECT_TIMEOUT_S) from None
+    if key is None:
+        raise NodeUnavailable(f"{address} has no host key", action="wait until its SSH server is up")
+    place = address if port in (None, 22) else f"[{address}]:{port}"
+    return f"{place} {key.export_public_key('openssh').decode().strip()}\n"

@@ -75,11 +75,11 @@ class DataPipe:
             with self._using:
                 if self._closed:
                     raise _lost()
-                _write(self._in, frames.encode(head, len(body)))
+                frames.write(self._in, frames.encode(head, len(body)))
                 if isinstance(body, FileUnit):
                     body.send(self._in)
                 else:
-                    _write(self._in, body)
+                    frames.write(self._in, body)
                 head_size, body_size = frames.sizes(self._read(frames.SIZES_BYTES))
                 answer = frames.decode(self._read(head_size))
                 data = self._read(body_size)
@@ -145,12 +145,6 @@ def _command(python: str, digest: str, nonce: str) -> str:
         f'PYTHONPATH="$p" PYTHONSAFEPATH=1 exec {shlex.quote(python)} -S "$p/trainmaster/remote/data.py"'
     )
     return f"exec sh -c {shlex.quote(script)}"
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
 
 
 def _lost() -> NodeUnavailable:

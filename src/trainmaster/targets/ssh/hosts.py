@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainmaster.core.errors import Fault, SpecError, UsageError
 from trainmaster.core.schema import build, field
-from trainmaster.targets._account import Account
+from trainmaster.targets._traits import Account
 
 # A name is also a folder name in the bundle, and part of the shell commands in messages.
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
@@ -138,9 +138,7 @@ def describe_account(hosts: Sequence[SshHost]) -> Account:
     elif users & {"root", pwd.getpwuid(os.geteuid()).pw_name}:
         server = "root, or the user of the server itself, logs in"
     return Account(
-        name=", ".join(sorted(user for user in users if user)),
-        places=frozenset(map(place_of, hosts)),
-        server=server,
+        name=", ".join(sorted(user for user in users if user)), places=frozenset(map(place_of, hosts)), server=server
     )
 
 

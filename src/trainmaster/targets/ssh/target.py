@@ -16,12 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainmaster.core.errors import NoAccess, NoCapacity, NodeLost, TargetError, Unreachable
-from trainmaster.core.plan import (
-    OUTPUTS_FOLDER,
-    PLAN_FILE,
-    WORK_FOLDER,
-    Plan,
-)
+from trainmaster.core.plan import OUTPUTS_FOLDER, PLAN_FILE, WORK_FOLDER, Plan
 from trainmaster.core.states import TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.queueing.state import DeviceListing
@@ -33,7 +28,7 @@ from trainmaster.targets import FileSize, Handle, NodeAccess, Owned, Placement, 
 from trainmaster.targets._answers import clean, malformed
 from trainmaster.targets._devices import KEY, find_gpus, to_device
 from trainmaster.targets._node_files import find_stream, rename
-from trainmaster.targets.ssh import slots, transfer, workfolder
+from trainmaster.targets.ssh import slots, transfer
 from trainmaster.targets.ssh.combine import combine, count_places, read_poll
 from trainmaster.targets.ssh.hosts import SshHost, SshHosts, parse_hosts, read_known_hosts, with_user
 from trainmaster.targets.ssh.session import Reply, Session, session
@@ -83,7 +78,7 @@ class Ssh:
                 if not await slots.claim(node, str(handle["attempt"]), counted=KEY not in handle):
                     raise TargetError(f"ssh: {node.host.name} gave the slot of this attempt to another job")
             if submission.work is not None:
-                await workfolder.send(submission.work, nodes, str(handle["attempt"]))
+                await transfer.upload_work(submission.work, nodes, str(handle["attempt"]))
             if submission.pulls:
                 await _all(_fetch(node, str(handle["attempt"]), submission.pulls) for node in nodes)
             address, port = await _rendezvous(nodes, str(handle["attempt"])) if len(nodes) > 1 else ("127.0.0.1", None)

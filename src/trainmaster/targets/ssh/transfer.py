@@ -17,7 +17,7 @@ import contextlib
 import errno
 import posixpath
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -86,6 +86,23 @@ async def upload(
         raise
     await _patient(lambda: session.request("files_end", into=folder, draft=draft, durable=durable))
     return done.receipt()
+
+
+async def upload_work(folder: Path, nodes: Sequence[Session], attempt: str) -> None:
+    """Send the files of a folder to every node that has no working folder of this job yet. A rank sees all or none.
+
+    A node that has one keeps it, with what the job changed there.
+    """
+    await asyncio.gather(*(_upload_work(folder, node, attempt) for node in nodes))
+
+
+async def _upload_work(folder: Path, node: Session, attempt: str) -> None:
+    result = (await node.request("has_work", attempt=attempt)).result
+    if result.get("present") is True:
+        return
+    if not isinstance(place := result.get("folder"), str):
+        raise malformed(f"{node.host.name}: no working folder")
+    await upload(node, folder, place, durable=True)  # a node that has the folder is sent none again
 
 
 async def download(session: Session, source: str, to: Path, *, progress: Progress | None = None) -> Receipt:

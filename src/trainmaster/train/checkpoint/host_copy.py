@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trainmaster.node.cgroup import free_bytes
 from trainmaster.node.host import Host
-from trainmaster.node.memory import free_bytes
 from trainmaster.train.checkpoint import pinning
 
 _BLOCK_BYTES = 1 << 30  # pinned at one go: the driver does nothing else for this process meanwhile, about 0.1 s

@@ -83,9 +83,7 @@ BEGINS: Mapping[tuple[str, str], Bin] = {
 }
 
 # (phase, event) → (field, bin): so many seconds, up to the time of the event.
-LASTED: Mapping[tuple[str, str], tuple[str, Bin]] = {
-    ("CHECKPOINT", "loaded"): ("seconds", Bin.LOADING),
-}
+LASTED: Mapping[tuple[str, str], tuple[str, Bin]] = {("CHECKPOINT", "loaded"): ("seconds", Bin.LOADING)}
 
 # An event whose data has `parts`, a map of name → seconds, gives intervals in that order up to the event's time.
 PARTS: Mapping[str, Bin] = {

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from trainmaster.core.errors import CheckpointError, HostError
 from trainmaster.core.files import write_whole
+from trainmaster.node.cgroup import free_bytes
 from trainmaster.node.host import Host
-from trainmaster.node.memory import free_bytes
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import MANIFEST, Manifest
 from trainmaster.train.checkpoint.remove import remove_folder

@@ -184,12 +184,12 @@ def test_a_run_that_names_no_iteration_is_one_as_long_as_its_phases(db: Database
 
     story = samples.Story(db).start()
     story.tell([at("TRAINING", "start", 0), at("EVAL_TRAINING", "start", 20), at("EVAL_TRAINING", "end", 23)])
-    story.tell([at("TRAINING", "end", 40)])
+    story.tell([replace(at("TRAINING", "end", 40), data={"duration": 40.25})])
     (running,) = read(db, story).run.iterations
     assert (running.completed, running.seconds, len(running.phases)) == (False, None, 2)
     story.end_attempt().finish(Status.COMPLETED)
     (over,) = read(db, story).run.iterations
-    assert (over.completed, over.seconds) == (True, 40.0)
+    assert (over.completed, over.seconds) == (True, 40.25), "no less than a phase of it"
 
 
 @pytest.mark.parametrize(("ends", "expected"), [((7,), (True, 7.0)), ((), (False, None))], ids=["stated", "not stated"])

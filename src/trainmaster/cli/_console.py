@@ -7,8 +7,11 @@ both consoles replace control characters in everything they print.
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -90,6 +93,12 @@ def note(text: str) -> None:
 def note_newest(name: str, job_id: str, many: int, *, what: str = "jobs") -> None:
     """Say which of several jobs with one name is meant."""
     note(f"{many} {what} have the name {plain(name)}: this is the newest, {job_id[:8]}")
+
+
+def program() -> str:
+    """This command as the shell finds it: by its path in an environment that is not active, as after `make demo`."""
+    path = Path(sys.argv[0])
+    return shlex.quote(str(path)) if path.name == "trainmaster" and not shutil.which("trainmaster") else "trainmaster"
 
 
 def error(failure: TrainmasterError, *, creates: bool = False) -> None:

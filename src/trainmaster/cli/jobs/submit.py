@@ -87,7 +87,7 @@ def submit(
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
-    kind.refuse_script(spec)
+    kind.refuse_program(spec)
     document = yaml_file.load(spec)
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
@@ -204,6 +204,10 @@ def _plan(job: JobSpec, home: Path | None) -> Submission:
         return target.plan(placement)
     except TargetError as refused:
         raise UsageError(str(refused)) from None
+    except UsageError:
+        if (stated := targets.find_traits(word)) is not None:
+            stated.require_file(word)
+        raise
 
 
 def _find_word(job: JobSpec, home: Path | None) -> str:

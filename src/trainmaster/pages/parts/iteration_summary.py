@@ -54,8 +54,10 @@ def _measure(row: IterationRow, phases: Sequence[StepRow]) -> tuple[bool, float 
         ends = [step.completed_at for step in phases if step.completed_at is not None]
         if phases and len(starts) == len(ends) == len(phases):
             began, ended = min(starts), max(ends)
-    seconds = (ended - began).total_seconds() if began is not None and ended is not None else None
-    return ended is not None, row.time_taken if row.time_taken is not None else seconds
+    if row.time_taken is not None or began is None or ended is None:
+        return ended is not None, row.time_taken
+    stated = [step.step_time for step in phases if step.step_time is not None]  # a clock of the program's own
+    return True, max([(ended - began).total_seconds(), *stated])
 
 
 def _newest(db: Database, iteration: int, count: int) -> tuple[EpochLoss, ...]:

@@ -95,6 +95,11 @@ def note_newest(name: str, job_id: str, many: int, *, what: str = "jobs") -> Non
     note(f"{many} {what} have the name {plain(name)}: this is the newest, {job_id[:8]}")
 
 
+def count(number: int, what: str) -> str:
+    """`1 file`, `12,000 files`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def program() -> str:
     """This command as the shell finds it: by its path in an environment that is not active, as after `make demo`."""
     path = Path(sys.argv[0])

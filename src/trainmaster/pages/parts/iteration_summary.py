@@ -22,9 +22,9 @@ def read(db: Database, job_id: str, *, over: bool) -> tuple[IterationSummary, ..
     for step in iterations.list_steps(db, job_id):
         steps.setdefault(step.iteration_id, []).append(step)
     evaluations: dict[int, list[EvaluationResult]] = {}
-    for row in iterations.list_evals(db, job_id=job_id, limit=MOST_EVALUATIONS):
-        result = EvaluationResult(model_id=row.model_id, metrics=dict(row.metrics or {}))
-        evaluations.setdefault(row.iteration_id, []).append(result)
+    for found in iterations.list_evals(db, job_id=job_id, limit=MOST_EVALUATIONS):
+        result = EvaluationResult(model_id=found.model_id, metrics=dict(found.metrics or {}))
+        evaluations.setdefault(found.iteration_id, []).append(result)
     summaries = []
     for row in rows[-MOST_ITERATIONS:]:
         phases = steps.get(row.id, [])

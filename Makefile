@@ -9,6 +9,8 @@ WORKERS ?= 3
 SAMPLE  ?= $(shell date -u +%F)
 # The tests start hundreds of interpreters: bytecode is written once, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
+# What module systems of clusters set: packages of another Python would count as installed, or be imported.
+unexport PYTHONHOME PYTHONPATH
 export TRAINMASTER_HOME ?= $(CURDIR)/.trainmaster
 
 .PHONY: help demo serve clean test checked timed collected quick parallel alone affected test-both lint types kubernetes system-packages \
@@ -155,24 +157,27 @@ system-packages: ## install the system packages that the tests use, where that i
 	@sh tools/system-packages.sh
 
 clean: ## remove the virtual environment and this clone's jobs
-	rm -rf $(VENV) .trainmaster
+	rm -rf $(VENV) $(VENV).lock .trainmaster
 
 # Targets of predecessors, by the names that their users type (compat/README.md).
 include compat/fsdp-hyperpod/targets.mk
 
-$(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trainmaster needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+# Programs of a clone that was moved or copied belong to the old place: it is set up anew.
+PLACE := $(shell [ -x $(VENV)/bin/python ] && cat $(VENV)/.place 2>/dev/null)
+ifneq ($(PLACE),$(CURDIR))
+$(VENV)/.run $(VENV)/.dev: moved
+.PHONY: moved
+endif
 
 # What the commands of README.md need.
-$(VENV)/.run: pyproject.toml constraints.txt tools/install.sh | $(VENV)/bin/python
+$(VENV)/.run: pyproject.toml constraints.txt tools/install.sh
 	@echo "installing torch, the server and the SSH client into $(VENV): several minutes the first time"
-	sh tools/install.sh $(BIN) train,server,ssh,hf,client
+	PYTHON="$(PYTHON)" sh tools/install.sh $(BIN) train,server,ssh,hf,client
 	@touch $@
 
 # HyperPod's own log agent judges our heartbeat lines in a test. Its package pins another torch, so it comes alone.
 # torch is compiled here, by all cores: ranks of other accounts could not keep its bytecode.
-$(VENV)/.dev: pyproject.toml constraints.txt tools/install.sh | $(VENV)/bin/python
-	sh tools/install.sh $(BIN) dev hyperpod-elastic-agent==1.1.3
+$(VENV)/.dev: pyproject.toml constraints.txt tools/install.sh
+	PYTHON="$(PYTHON)" sh tools/install.sh $(BIN) dev hyperpod-elastic-agent==1.1.3
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib/python3.*/site-packages/torch || true
 	@touch $@ $(VENV)/.run

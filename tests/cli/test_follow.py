@@ -124,17 +124,21 @@ def test_starts_and_recoveries_are_shown_with_their_parts(capsys: pytest.Capture
 
 
 def test_show_lists_iterations_epochs_and_evaluations(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_iteration(
-        IterationSummary(
-            number=2, completed=True, seconds=25.0, epochs=12,
-            phases=(IterationPhase(kind="traj_gen", seconds=8.0), IterationPhase(kind="training", seconds=None)),
-            newest_epochs=(EpochLoss(number=12, avg_loss=0.5),),
-            evaluations=(EvaluationResult(model_id="m7", metrics={"f1": 0.9}),),
-        )
+    whole = IterationSummary(
+        number=2, completed=True, seconds=25.0, epochs=12,
+        phases=(IterationPhase(kind="traj_gen", seconds=8.0), IterationPhase(kind="training", seconds=None)),
+        newest_epochs=(EpochLoss(number=12, avg_loss=0.5),),
+        evaluations=(EvaluationResult(model_id="m7", metrics={"f1": 0.123456789012, "n": 12345678}),
+                     EvaluationResult(model_id=None, metrics={"step": 150, "f1": 0.9})),
     )  # fmt: skip
+    _print_iteration(whole, final=True)
+    last = replace(whole, number=3, completed=False, seconds=None, phases=(), newest_epochs=(), evaluations=())
+    _print_iteration(last, final=False)
+    _print_iteration(last, final=True)
     assert capsys.readouterr().out.splitlines() == [
         "iteration 2: completed 25.0 s (traj_gen 8.0 s, training)", "    epoch 12 of 12 loss 0.5000",
-        "    evaluation m7 f1 0.9",
+        "    evaluation m7 f1 0.123, n 12345678", "    evaluation step 150, f1 0.9",
+        "iteration 3: running", "iteration 3: its end was not reported",
     ]  # fmt: skip
 
 

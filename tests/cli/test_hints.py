@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,18 +13,22 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pages import samples
+from trainmaster import targets
+from trainmaster.cli import _console
 from trainmaster.cli.health import check
 from trainmaster.cli.main import build, verbs
 from trainmaster.cli.server import serve
-from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable
+from trainmaster.core.errors import MissingExtra, NoCapacity, SpecError, TargetError, Unreachable, UsageError
 from trainmaster.core.health import ClusterHealth, NodeHealth
 from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Finding, ok, skip
 from trainmaster.core.schema import build as build_shape
 from trainmaster.core.spec import Rent, parse_spec
+from trainmaster.documents import yaml_file
 from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.migrate import open_database
 from trainmaster.targets.kubernetes.settings import Settings
+from trainmaster.targets.ssh.hosts import parse_hosts
 from trainmaster.targets.ssh.slots import Offer, SlotTable, _no_capacity
 
 
@@ -75,6 +82,10 @@ def run(*words: str) -> str:
         ("login", "token"),
         ("version", "--version"),
         ("help", "--help"),
+        ("get", "jobs"),
+        ("attach", "logs"),
+        ("rm", "delete"),
+        ("autopsy", "show"),
         ("submti", "submit"),
     ],
 )
@@ -269,3 +280,79 @@ def test_a_submission_says_what_to_type_next(tmp_path: Path) -> None:
     done = CliRunner(env={"NO_COLOR": "1", "COLUMNS": "200"}).invoke(build(), words)
     assert done.exit_code == 0 and "submitted next as" in done.stdout
     assert "see it with: trainmaster show next" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("jobs -o json", "--json prints JSON"),
+        ("queue --output wide", "--json prints JSON"),
+        ("jobs -n 3", "--limit N"),
+        ("submit x.yaml --gpus 2", "resources.processes_per_node=8"),
+        ("submit x.yaml --wait", "--follow"),
+        ("cancel --all", "trainmaster jobs --status running"),
+        ("help jobs", "Did you mean 'jobs --help'?"),
+        ("submit sh train.sh", "is a program, not a spec"),
+        ("submit missing.yaml", "trainmaster examples command.yaml > job.yaml"),
+        ("delete x", "--yes deletes without asking"),
+        ("export --from-hf Llama-3.2-1B start", "hf download ORGANISATION/Llama-3.2-1B --local-dir Llama-3.2-1B"),
+    ],
+)
+def test_words_of_other_programs_lead_on(words: str, expected: str) -> None:
+    assert expected in run(*words.split())
+
+
+@pytest.mark.parametrize("verb", ["check --on", "bandwidth --on", "isolate --on", "reap --on", "submit job.yaml --on"])
+def test_a_target_whose_file_is_missing_shows_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("name: x\ncommand: ['true']\n")
+    said = run(*verb.split(), "ssh:hosts.yaml")
+    assert (
+        "there is no file" in said and "hosts.yaml here" in said and "`hosts: [{host: 10.0.0.2, user: ubuntu}]`" in said
+    )
+    assert "docs/guides/ssh.md" in said and (Path(__file__).parents[2] / "docs/guides/ssh.md").is_file()
+
+
+def test_what_a_target_shows_for_its_file_is_read_by_it(tmp_path: Path) -> None:
+    """The example of each target is a file that it can load, and its page exists."""
+    for name in targets.names():
+        starts = targets.traits(name).starts
+        if not starts:
+            continue
+        (page,) = re.findall(r"docs/[\w/-]+\.md", starts)
+        assert (Path(__file__).parents[2] / page).is_file()
+        for text in re.findall(r"`([^`]*)`", starts):
+            file = tmp_path / f"{name}.yaml"
+            file.write_text(text)
+            targets.load(f"{name}:{file}")
+            if name == "ssh":
+                assert parse_hosts(yaml_file.load(file).value, tmp_path).hosts[0].host == "10.0.0.2"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("k8s", "kubernetes"), ("slrum", "slurm"), ("lamda", "lambda")])
+def test_a_target_of_another_name_is_named(word: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"did you mean {meant}"):
+        targets.load(word)
+    with pytest.raises(UsageError, match=r"sagemaker, slurm, ssh$"):
+        targets.load("quantum")
+
+
+def test_a_folder_that_fetch_made_does_not_hide_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "twice").mkdir()
+    assert "has saved no checkpoint" in run("export", "twice", "out", "--home", str(home))
+    (tmp_path / "nobody").mkdir()
+    assert "neither a checkpoint" in run("export", "nobody", "out", "--home", str(home))
+
+
+def test_a_command_is_named_as_the_shell_finds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["it's/.venv/bin/trainmaster", "demo"])
+    assert shlex.split(_console.program()) == ["it's/.venv/bin/trainmaster"]
+    (tmp_path / "trainmaster").write_text("#!/bin/sh\n")
+    (tmp_path / "trainmaster").chmod(0o755)
+    assert _console.program() == "trainmaster"

@@ -15,7 +15,7 @@ from trainmaster.pages import jobs
 from trainmaster.store import tables
 from trainmaster.store.database import Database
 
-ALL = ["job", "name", "project", "by", "status", "stage", "step", "loss", "tok/s", "age"]
+ALL = ["job", "name", "project", "by", "status", "stage", "step", "loss", "tokens/s", "age"]
 
 
 def show(
@@ -60,7 +60,7 @@ def test_columns_give_way_by_importance(
     furnish(db, "llama")
     shown = [show(db, width, capsys, monkeypatch)[0] for width in range(140, 70, -1)]
     order = [word for before, after in itertools.pairwise(shown) for word in before if word not in after]
-    assert shown[0] == ALL and order == list(verb._SPARED)[: len(order)] and order[:2] == ["tok/s", "stage"]
+    assert shown[0] == ALL and order == list(verb._SPARED)[: len(order)] and order[:2] == ["tokens/s", "stage"]
 
 
 def test_a_wide_terminal_shows_names_and_columns_whole(

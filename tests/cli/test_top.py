@@ -112,9 +112,9 @@ def test_only_what_fits_and_the_chosen_one_among_it(home: Path) -> None:
     ("width", "columns"),
     [
         (40, "job state step"),
-        (80, "job name state step loss tok/s cost"),
-        (100, "job name state step loss tok/s cost age"),
-        (140, "job name state step loss tok/s cost machines age"),
+        (80, "job name state step loss tokens/s cost"),
+        (100, "job name state step loss tokens/s cost age"),
+        (140, "job name state step loss tokens/s cost machines age"),
     ],
 )
 def test_no_figure_is_cut(home: Path, width: int, columns: str, height: int | None) -> None:
@@ -127,10 +127,16 @@ def test_no_figure_is_cut(home: Path, width: int, columns: str, height: int | No
     db.close()
     text = draw([line], width, height)
     assert text[0].split() == columns.split() and len(text[0]) <= width
-    figures = {"step": "123,456/500,000", "loss": "2.3456", "tok/s": "123,456", "cost": "$12,345.67", "machines": " +1"}
+    figures = {
+        "step": "123,456/500,000",
+        "loss": "2.3456",
+        "tokens/s": "123,456",
+        "cost": "$12,345.67",
+        "machines": " +1",
+    }
     assert [column for column, figure in figures.items() if column in columns and figure not in text[1]] == []
     bare = dataclasses.replace(line, cost_cents=None, tokens_per_s=None, machines=())
-    assert not {"cost", "tok/s", "machines"} & set(draw([bare], width, height)[0].split())
+    assert not {"cost", "tokens/s", "machines"} & set(draw([bare], width, height)[0].split())
     assert draw([], width, height)
 
 

@@ -32,7 +32,7 @@ def test_each_step_is_printed_once(tmp_path: Path) -> None:
 def test_a_terminal_has_a_bar_instead_of_step_lines(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     shown = on_terminal("train", "c.yaml", folder=tmp_path)
-    assert "6/6" in shown and "tok/s" in shown
+    assert "6/6" in shown and "tokens/s" in shown
     assert "Loss:" not in shown and "heartbeat" not in shown
     assert "done at step 6/6" in shown
 

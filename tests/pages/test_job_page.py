@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -173,3 +174,36 @@ def test_a_failed_job_that_could_be_retried_names_the_field(db: Database) -> Non
     assert "limits: { attempts: 3 }" in (build(job=once).action or "")
     thrice = replace(failed, spec=replace(row.spec, limits=replace(row.spec.limits, attempts=3)))
     assert build(job=thrice).action == Reason.NODE_LOST.rule.action
+
+
+def test_a_run_that_names_no_iteration_is_one_as_long_as_its_phases(db: Database) -> None:
+    """Our own trainer: training and evaluations, which are over with the job. More phases may come before that."""
+
+    def at(phase: str, name: str, second: int) -> Event:
+        return Event(phase=phase, event=name, ts=samples.T0 + timedelta(seconds=second), data={})
+
+    story = samples.Story(db).start()
+    story.tell([at("TRAINING", "start", 0), at("EVAL_TRAINING", "start", 20), at("EVAL_TRAINING", "end", 23)])
+    story.tell([replace(at("TRAINING", "end", 40), data={"duration": 40.25})])
+    (running,) = read(db, story).run.iterations
+    assert (running.completed, running.seconds, len(running.phases)) == (False, None, 2)
+    story.end_attempt().finish(Status.COMPLETED)
+    (over,) = read(db, story).run.iterations
+    assert (over.completed, over.seconds) == (True, 40.25), "no less than a phase of it"
+
+
+@pytest.mark.parametrize(("ends", "expected"), [((7,), (True, 7.0)), ((), (False, None))], ids=["stated", "not stated"])
+def test_an_iteration_without_a_duration_lasts_from_its_start_to_its_end(
+    db: Database, ends: tuple[int, ...], expected: tuple[bool, float | None]
+) -> None:
+    """A program that opens an iteration closes it too: where it did not, its phases do not say so."""
+    events = [("ITERATION", "start", 0), ("TRAINING", "start", 1), ("TRAINING", "end", 5)]
+    events += [("ITERATION", "end", second) for second in ends]
+    story = samples.Story(db).start()
+    story.tell(
+        Event(phase=phase, event=name, ts=samples.T0 + timedelta(seconds=second), iteration=1, data={})
+        for phase, name, second in events
+    )
+    story.end_attempt().finish(Status.COMPLETED)
+    (found,) = read(db, story).run.iterations
+    assert (found.completed, found.seconds) == expected

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import shlex
+import shutil
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -102,6 +105,17 @@ def note(text: str) -> None:
 def note_newest(name: str, job_id: str, many: int, *, what: str = "jobs") -> None:
     """Say which of several jobs with one name is meant."""
     note(f"{many} {what} have the name {plain(name)}: this is the newest, {job_id[:8]}")
+
+
+def count(number: int, what: str) -> str:
+    """`1 file`, `12,000 files`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def program() -> str:
+    """This command as the shell finds it: by its path in an environment that is not active, as after `make demo`."""
+    path = Path(sys.argv[0])
+    return shlex.quote(str(path)) if path.name == "trainmaster" and not shutil.which("trainmaster") else "trainmaster"
 
 
 def error(failure: TrainmasterError, *, creates: bool = False) -> None:

@@ -33,7 +33,12 @@ _OTHER_WORDS = {
     "status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "run": "submit",
     "launch": "submit", "apply": "submit", "sbatch": "submit", "sweep": "submit", "stop": "cancel", "down": "cancel",
     "kill": "cancel", "scancel": "cancel", "squeue": "queue", "sinfo": "nodes", "drain": "remedy", "login": "token",
-    "version": "--version", "help": "--help",
+    "get": "jobs", "sacct": "jobs", "info": "show", "inspect": "show", "why": "show",
+    "start": "submit", "srun": "submit", "create": "submit", "up": "serve", "server": "serve", "ui": "serve",
+    "attach": "logs", "tail": "logs", "watch": "top", "rm": "delete", "remove": "delete", "retry": "resume",
+    "gpus": "nodes", "pull": "fetch", "download": "fetch", "cp": "fetch", "estimate": "plan", "doctor": "check",
+    "health": "check", "bench": "bandwidth", "torchrun": "train", "nccl-tests": "bandwidth", "cordon": "remedy",
+    "autopsy": "show", "version": "--version", "help": "--help",
 }  # fmt: skip
 # Options of other programs, by verb.
 _OTHER_OPTIONS = {
@@ -46,7 +51,29 @@ _OTHER_OPTIONS = {
     ("jobs", "--user"): "--by NAME lists a person's jobs",
     ("jobs", "-a"): "Jobs that are over are listed too; --limit N shows more",
     ("jobs", "--all"): "Jobs that are over are listed too; --limit N shows more",
+    ("jobs", "-n"): "--limit N shows so many",
+    ("jobs", "--state"): "--status running lists those that run",
+    ("submit", "--name"): "It is a value of the spec: trainmaster submit FILE.yaml name=NAME",
+    ("submit", "--env"): "It is a value of the spec: trainmaster submit FILE.yaml env.NAME=VALUE",
+    ("submit", "--gpus"): "It is a value of the spec: trainmaster submit FILE.yaml resources.processes_per_node=8",
+    ("submit", "--nodes"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
+    ("submit", "-N"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
+    ("submit", "--time"): "It is a value of the spec: trainmaster submit FILE.yaml limits.timeout_s=3600",
+    ("submit", "--wait"): "--follow shows the job to its end",
+    ("submit", "--detach"): "A job is not followed unless you write --follow",
+    ("submit", "-d"): "A job is not followed unless you write --follow",
+    ("submit", "--target"): "--on TARGET chooses it",
+    ("logs", "--since"): "--tail N prints the last lines",
+    ("logs", "-c"): "--rank N chooses a rank, --agent the agent's own log",
+    ("logs", "-p"): "--attempt N chooses an earlier attempt",
+    ("logs", "--previous"): "--attempt N chooses an earlier attempt",
+    ("cancel", "--all"): "Name the jobs: trainmaster jobs --status running lists them; a set is cancelled by its name",
+    ("cancel", "-y"): "It does not ask",
+    ("delete", "-y"): "--yes deletes without asking",
+    ("delete", "-f"): "--yes deletes without asking",
 }
+# Of every verb that has --json.
+_FORMAT_OPTIONS = frozenset({"-o", "--output", "--format", "--yaml"})
 _ELSEWHERE = {"compare": "Runs are compared on the page Compare of 'trainmaster serve'."}
 
 
@@ -84,8 +111,10 @@ class _Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0]
         if word not in verbs() and not word.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(word, verbs(), n=1)
+            close = difflib.get_close_matches(word, verbs(), n=1, cutoff=0.7)
             meant = _OTHER_WORDS.get(word) or (close[0] if close else None)
+            if word == "help" and len(args) > 1 and args[1] in verbs():
+                meant = f"{args[1]} --help"
             hint = _ELSEWHERE.get(word) or (f"Did you mean '{meant}'?" if meant else "")
             ctx.fail(f"No such command '{word}'. {hint}".rstrip())
         return super().resolve_command(ctx, args)
@@ -106,7 +135,10 @@ class _Verb(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as wrong:  # typer may bring a click of its own
             option = getattr(wrong, "option_name", None)
-            if hint := _OTHER_OPTIONS.get((str(self.name), str(option))):
+            hint = _OTHER_OPTIONS.get((str(self.name), str(option)))
+            if hint is None and option in _FORMAT_OPTIONS and any("--json" in item.opts for item in self.params):
+                hint = "--json prints JSON"
+            if hint:
                 ctx.fail(f"No such option: {option}. {hint}")
             raise
 

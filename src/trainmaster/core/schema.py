@@ -283,6 +283,8 @@ def _scalar(hint: Any, raw: object, path: str, faults: list[Fault], meta: Mappin
     if hint is bool:
         return raw if isinstance(raw, bool) else fault(f"expected true or false, got {_show(raw)}")
     if hint is str:
+        if raw is None:
+            return fault("expected text, and nothing is there: write some, or leave the field out")
         if not isinstance(raw, str):
             return fault(f'expected text, got {_show(raw)}; put it in quotes: "{_plain_text(raw)}"')
         if "\x00" in raw:

@@ -60,7 +60,7 @@ def read(
             now=now,
             made_by=f"trainmaster report {job.id}",
             cost=figures(db, [job], now=now)[job.id],
-            iterations=iteration_summary.read(db, job_id),
+            iterations=iteration_summary.read(db, job_id, over=job.status.final),
         )
         return replace(
             page,

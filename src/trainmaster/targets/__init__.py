@@ -13,6 +13,7 @@ Errors: `TargetError` is a refusal; `Unreachable` means that no answer was possi
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import importlib
 import pkgutil
@@ -259,6 +260,7 @@ _CLOSERS = (
     "lambda_cloud.provider",
 )  # modules that keep connections per event loop
 _MODULES = {"lambda": "lambda_cloud"}  # a word that no module can be called
+_OTHER_NAMES = {"k8s": "kubernetes", "localhost": "local", "here": "local", "lambda_cloud": "lambda"}
 
 
 async def close() -> None:
@@ -413,7 +415,9 @@ def _import(word: str) -> ModuleType:
     name = split(word)[1]
     modules = _find_modules(tuple(__path__))
     if name not in modules:
-        raise UsageError(f"target: {name!r} is not one of {', '.join(names())}")
+        meant = _OTHER_NAMES.get(name) or next(iter(difflib.get_close_matches(name, names(), n=1)), None)
+        hint = f"; did you mean {meant}?" if meant else ""
+        raise UsageError(f"target: {name!r} is not one of {', '.join(names())}{hint}")
     return importlib.import_module(f"{__name__}.{modules[name]}")
 
 

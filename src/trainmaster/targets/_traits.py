@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from trainmaster.core.errors import UsageError
+
 Option = Literal["none", "file", "name", "name_or_file"]
 
 # What stands for a verb on a target that runs jobs and nothing else.
@@ -38,6 +40,7 @@ class Traits:
     title: str  # what it runs on, for help and docs
     option: Option  # what stands after the colon; a file is one of the server
     example: str = ""  # an option, as help and errors write it
+    starts: str = ""  # the least that its file says, and where the rest is: for those who have none yet
     required: bool = False  # the target's name alone does not do
     here: bool = False  # jobs run on the server's own machine and disk, by default with its rights
     paid: bool = True  # machines may cost money: a price that nobody states is unknown; False: it is 0
@@ -68,6 +71,12 @@ class Traits:
         """Whether `name:option` names a file on the machine of the control plane."""
         option = word.partition(":")[2]
         return bool(option) and (self.option == "file" or (self.option == "name_or_file" and not is_name(option)))
+
+    def require_file(self, word: str) -> None:
+        """UsageError where `name:FILE` names a file that is not there, with what to write into it."""
+        path = word.partition(":")[2]
+        if self.starts and self.names_file(word) and not Path(self.make_absolute(word).partition(":")[2]).exists():
+            raise UsageError(f"there is no file {path} here; write it first, as {self.starts}")
 
     def make_absolute(self, word: str, folder: Path | None = None) -> str:
         """The one spelling of a word: its file from the root, a relative one as seen from a folder (else from where

@@ -14,6 +14,7 @@ TRAITS = Traits(
     title="pods of a SageMaker HyperPod cluster",
     option="file",
     example="cluster.yaml",
+    starts="`{kind: hyperpod, image: registry.example.org/train:1, gpus: 8}` (docs/guides/kubernetes.md)",
     instead={
         "check": "use `trainmaster cluster validate` and `trainmaster cluster test`",
         "accept": "use `trainmaster cluster test` and `trainmaster cluster perf`",

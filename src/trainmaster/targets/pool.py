@@ -37,6 +37,7 @@ TRAITS = Traits(
     title="machines of your own, rented by the attempt",
     option="file",
     example="pool.yaml",
+    starts="`{access: {user: ubuntu}, hosts: [{host: 10.0.0.2, gpus: 8, gpu: H100 80 GB}]}` (docs/how/providers.md)",
     required=True,
     instead={"remedy": "leave the machine out of the pool file"},
     queue=OWN_QUEUE,

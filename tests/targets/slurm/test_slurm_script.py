@@ -26,18 +26,26 @@ SPARE: dict[str, Any] = {
 ATTEMPT = "0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10.1"
 
 
-def script(settings: SlurmSettings | None = None, **spec: Any) -> str:
+def script(settings: SlurmSettings | None = None, *, base: str = "/shared/jobs/j/attempts/1", **spec: Any) -> str:
     made = parse_spec({"name": "trial", "command": ["true"], **spec})
     chosen = settings or SlurmSettings(python="/venv/bin/python")
     job = Job(
         attempt=ATTEMPT, spec=made, options=made.slurm.over(chosen.defaults), settings=chosen,
-        base="/shared/jobs/j/attempts/1", checkpoints="/shared/jobs/j/checkpoints", package="/shared/packages/d",
+        base=base, checkpoints="/shared/jobs/j/checkpoints", package="/shared/packages/d",
     )  # fmt: skip
     return render_script(job)
 
 
 def directives(text: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def test_a_folder_with_odd_characters_is_one_word_of_a_directive() -> None:
+    """sbatch takes one pair of quotes and backslashes away, as a shell does, and % in --output is a pattern."""
+    odd = '/home/o\'hara/my "50%" #1 \\x'
+    words = [shlex.split(line) for line in directives(script(base=odd))]
+    assert [f"--chdir={odd}"] in words
+    assert [f"--output={odd.replace('%', '%%')}/slurm-%j.log"] in words
 
 
 def test_a_whole_script_is_valid_shell_and_has_every_option(tmp_path: Path) -> None:

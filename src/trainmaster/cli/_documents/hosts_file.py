@@ -85,6 +85,7 @@ def _load(word: str, verb: str) -> Target:
     traits, option = targets.find_traits(word), word.partition(":")[2]
     if traits is None or traits.here or not traits.has(verb) or (traits.required and not option):
         raise UsageError(_refuse(word, verb))
+    traits.require_file(word)
     if traits.names_file(word):
         from trainmaster.documents import yaml_file
 

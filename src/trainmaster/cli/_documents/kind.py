@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,17 @@ def require_spec(document: Document, path: Path) -> None:
             f"{path} is a training config, and this verb reads a job spec: run `trainmaster train {path}`, or put its "
             "fields under `train:` and add a `name:`"
         )
+
+
+def refuse_program(path: Path) -> None:
+    """UsageError for a program where a job spec is needed, and for a spec that is not there yet."""
+    start = "start from: trainmaster examples command.yaml > job.yaml"
+    if path.suffix in (".py", ".sh", ".ipynb"):
+        raise UsageError(f"{path} is a script, not a spec; {start}")
+    if not path.exists() and not path.suffix and shutil.which(str(path)):  # `submit python train.py`
+        raise UsageError(f"{path} is a program, not a spec; write the command into one, and {start}")
+    if not path.exists():
+        raise UsageError(f"{path} cannot be read: No such file or directory; {start}")
 
 
 def _names(document: Document) -> set[str]:

@@ -112,5 +112,6 @@ def _upload(jobs: Jobs, project: str, snapshot: Snapshot) -> str:
     manifest = snapshot.manifest
     count = len(manifest.files) + len(manifest.links)
     if sent_bytes:
-        _console.note(f"workdir: {count:,} files, {manifest.size_bytes:,} bytes; {sent_bytes:,} bytes sent")
+        files = _console.count(count, "file")
+        _console.note(f"workdir: {files}, {manifest.size_bytes:,} bytes; {sent_bytes:,} bytes sent")
     return name

@@ -137,7 +137,7 @@ class View:
         step = data.get("step")
         step = step if isinstance(step, int) else 0
         loss = f"loss {_number(data['loss'], '.4f')}" if data.get("loss") is not None else ""
-        rate = f"{_number(data['tokens_per_s'], ',.0f')} tok/s" if data.get("tokens_per_s") is not None else ""
+        rate = f"{_number(data['tokens_per_s'], ',.0f')} tokens/s" if data.get("tokens_per_s") is not None else ""
         if self.bar is not None:
             self.progress.update(self.bar, completed=step, loss=loss, rate=rate)
         elif step == 1 or step * _PLAIN_SHARE // max(self.steps, 1) != (step - 1) * _PLAIN_SHARE // max(self.steps, 1):

@@ -22,12 +22,12 @@ POINTS = 32  # of a curve; a sparkline shows half of them
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 16
 _GAP = 2  # between two columns
-_RIGHT = ("step", "loss", "tok/s", "cost", "age")
+_RIGHT = ("step", "loss", "tokens/s", "cost", "age")
 # What gives way on a narrow terminal, in this order, down to so many characters; 0: the column is left out. A figure
 # that is cut is worse than none.
 _YIELD = (
     ("curve", 8), ("machines", 12), ("name", 16), ("state", 10), ("machines", 0), ("curve", 4), ("name", 8), ("age", 0),
-    ("curve", 0), ("tok/s", 0), ("cost", 0), ("name", 0), ("loss", 0),
+    ("curve", 0), ("tokens/s", 0), ("cost", 0), ("name", 0), ("loss", 0),
 )  # fmt: skip
 _EMPTY = "no jobs yet: trainmaster submit spec.yaml"
 _BESIDE = 4  # lines of a screen that are not jobs: head, foot and the key line
@@ -131,7 +131,7 @@ def _cells(row: Row, *, curve: int = _WIDTH, machines: int | None = None) -> dic
         "step": steps,
         "loss": job.loss_text or (f"{job.loss:.4f}" if job.loss is not None else ""),
         "curve": f"[cyan]{sparkline(row.curve, width=curve)}[/]",
-        "tok/s": f"{job.tokens_per_s:,.0f}" if job.tokens_per_s is not None else "",
+        "tokens/s": f"{job.tokens_per_s:,.0f}" if job.tokens_per_s is not None else "",
         "cost": dollars(job.cost_cents) if job.cost_cents is not None else "",
         "machines": _console.plain(_name_machines(job.machines, machines)),
         "age": age(job.created_at),

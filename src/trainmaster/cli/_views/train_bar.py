@@ -68,7 +68,7 @@ class TrainView:
     def _move(self, beat: heartbeat.Beat) -> None:
         if self._bar is None:
             return
-        words = f"loss {beat.loss:.4f}  {beat.tokens_per_s:,.0f} tok/s"
+        words = f"loss {beat.loss:.4f}  {beat.tokens_per_s:,.0f} tokens/s"
         if self._task is None:
             self._task = self._bar.add_task(words, total=beat.steps)
         self._bar.update(self._task, completed=beat.step, total=beat.steps, description=words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, StorageOption
 from trainmaster.cli._jobs import connect
 from trainmaster.cli._server import ServerOption
+from trainmaster.core.errors import UsageError
 
 
 def delete(
@@ -29,6 +31,8 @@ def delete(
 
       trainmaster delete 0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10 --yes
     """
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: --yes deletes without asking")
     if not yes:
         typer.confirm(
             f"delete {len(job)} {'job with everything it' if len(job) == 1 else 'jobs with everything they'} left?",

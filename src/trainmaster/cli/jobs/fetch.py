@@ -57,7 +57,7 @@ def fetch(
         _console.as_json({"files": [{"path": str(path), "size_bytes": path.stat().st_size} for path in written]})
         return
     total = sum(path.stat().st_size for path in written)
-    _console.out.print(f"{len(written)} files, {total:,} bytes in {_console.plain(str(to))}")
+    _console.out.print(f"{_console.count(len(written), 'file')}, {total:,} bytes in {_console.plain(str(to))}")
 
 
 def fetch_checkpoint(jobs: Jobs, job_id: str, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +21,7 @@ from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 if TYPE_CHECKING:
     from trainmaster.api.goodput import Goodput, GoodputPage, GoodputSum, JobGoodput
 
-_BAR = 28  # characters of the longest bar: with the longest words beside it a line of 80
+_BAR, _BESIDE = 28, 52  # characters of the longest bar, and of the longest words beside it: a line of 80
 
 
 def goodput(
@@ -111,13 +112,14 @@ def _count(jobs: int) -> str:
 
 def _print_bins(goodput: Goodput, *, unit: str = "GPU") -> None:
     table = _table("what", f"{unit} hours", "share", "", "money")
+    longest = max(4, min(_BAR, _console.out.width - _BESIDE))
     top = max((line.share for line in goodput.bins), default=0.0)
     for line in goodput.bins:
         if not line.gpu_us:
             continue
         bin_ = Bin(line.bin)
         color = "green" if bin_ in PRODUCTIVE else "dim" if bin_ in (Bin.QUEUED, Bin.UNKNOWN) else "yellow"
-        bar = "█" * max(1, round(_BAR * line.share / top)) if top else ""
+        bar = "█" * math.ceil(longest * line.share / top - 0.5) if top else ""
         money = dollars(line.cents) if line.cents is not None else ""
         table.add_row(bin_.label, f"{line.gpu_hours:,.3f}", f"{line.share:.1%}", f"[{color}]{bar}[/]", money)
     whole = dollars(goodput.cents) if goodput.cents is not None else "unknown"

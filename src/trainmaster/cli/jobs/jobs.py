@@ -84,7 +84,18 @@ def jobs(
 
 def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bool) -> None:
     named = any(line.submitted_by for line in page.jobs)  # on a home folder alone nobody has a name
-    columns = ("job", "name", "project", *(("by",) if named else ()), "status", "stage", "step", "loss", "tok/s", "age")
+    columns = (
+        "job",
+        "name",
+        "project",
+        *(("by",) if named else ()),
+        "status",
+        "stage",
+        "step",
+        "loss",
+        "tokens/s",
+        "age",
+    )
     rows: list[tuple[str, ...]] = []
     for folded in sets:
         done = f"{folded.counts.get('completed', 0)}/{folded.trials}"
@@ -114,7 +125,7 @@ def _print(page: JobsPage, offset: int, sets: Sequence[SetLine], *, undriven: bo
 
 
 # Left out in this order where the terminal is narrow; `--json` has all. A name is cut after the first two.
-_SPARED = ("tok/s", "stage", "project", "by", "loss")
+_SPARED = ("tokens/s", "stage", "project", "by", "loss")
 _SHORTEST = 16  # a name
 
 
@@ -137,7 +148,7 @@ def _fit(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Table:
     for column in shown:
         table.add_column(
             column,
-            justify="right" if column in ("step", "loss", "tok/s", "age") else "left",
+            justify="right" if column in ("step", "loss", "tokens/s", "age") else "left",
             no_wrap=True,
             max_width=name if column == "name" else None,
         )

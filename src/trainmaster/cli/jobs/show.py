@@ -100,7 +100,7 @@ def _print(page: JobPage, place: Mapping[str, str]) -> None:
     for attempt in page.attempts:
         _print_attempt(attempt, known=page.message)
     for iteration in run.iterations:
-        _print_iteration(iteration)
+        _print_iteration(iteration, final=page.final)
     for line in plot.curve(run.curves.loss, width=60, height=8):
         _console.out.out(line)
 
@@ -120,18 +120,22 @@ def _print_attempt(attempt: Attempt, *, known: str) -> None:
         _console.out.print(f"    [dim]{escape(line)}[/]")
 
 
-def _print_iteration(iteration: IterationSummary) -> None:
+def _print_iteration(iteration: IterationSummary, *, final: bool) -> None:
     """One iteration with its phases, its newest epochs and its evaluations."""
+    from trainmaster.report.phrases import metrics_text
+
     took = f" {iteration.seconds:,.1f} s" if iteration.seconds is not None else ""
     phases = [f"{p.kind} {p.seconds:,.1f} s" if p.seconds is not None else p.kind for p in iteration.phases]
-    state = "completed" if iteration.completed else "open"
-    _console.out.print(f"iteration {iteration.number}: {state}{took}" + (f" ({', '.join(phases)})" if phases else ""))
+    state = "completed" if iteration.completed else "its end was not reported" if final else "running"
+    parts = f" ({', '.join(phases)})" if phases else ""
+    _console.out.print(f"iteration {iteration.number}: {state}{took}{parts}", soft_wrap=True)
     for epoch in iteration.newest_epochs:
         loss = f" loss {epoch.avg_loss:.4f}" if epoch.avg_loss is not None else ""
         _console.out.print(f"    epoch {epoch.number} of {iteration.epochs}{loss}")
     for evaluation in iteration.evaluations:
-        figures = ", ".join(f"{name} {value}" for name, value in evaluation.metrics.items())
-        _console.out.print(f"    evaluation {escape(evaluation.model_id or '')} {escape(figures)}".rstrip())
+        named = f" {escape(evaluation.model_id)}" if evaluation.model_id else ""
+        figures = escape(metrics_text(evaluation.metrics))
+        _console.out.print(f"    evaluation{named} {figures}".rstrip(), soft_wrap=True)
 
 
 def _print_rows(rows: Sequence[Transition | Delivery], *, json: bool, name: str) -> None:

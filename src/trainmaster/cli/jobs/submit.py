@@ -88,8 +88,7 @@ def submit(
 
       trainmaster submit job.yaml --server https://trainmaster.example.org --key nightly-2026-03-01
     """
-    if spec.suffix in (".py", ".sh", ".ipynb"):
-        raise UsageError(f"{spec} is a script, not a spec; start from: trainmaster examples command.yaml > job.yaml")
+    kind.refuse_program(spec)
     document = yaml_file.load(spec)
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
@@ -207,6 +206,10 @@ def _plan(job: JobSpec, home: Path | None) -> Submission:
         return target.plan(placement)
     except TargetError as refused:
         raise UsageError(str(refused)) from None
+    except UsageError:
+        if (stated := targets.find_traits(word)) is not None:
+            stated.require_file(word)
+        raise
 
 
 def _find_word(job: JobSpec, home: Path | None) -> str:

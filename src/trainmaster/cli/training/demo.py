@@ -184,7 +184,8 @@ def _sum_up(page: JobPage, report: Path, home: Path) -> bool:
         say(f"throughput  {run.tokens_per_s:,.0f} tokens/s on {run.ranks} ranks")
     overall = run.preflight.overall if run.preflight else None
     say(f"pre-flight  {_console.paint(overall) if overall else 'not done'}")
-    say(f"report      {report}")
-    say(f"browser     trainmaster serve --home {shlex.quote(str(home))}")
-    say(f"more        trainmaster show demo --home {shlex.quote(str(home))} (also jobs, logs, events, cost)")
+    say(f"report      {shlex.quote(str(report))}")
+    here, program = shlex.quote(str(home)), _console.program()
+    say(f"browser     {program} serve --home {here}")
+    say(f"more        {program} show demo --home {here} (also jobs, logs, events, cost)")
     return good

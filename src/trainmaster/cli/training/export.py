@@ -15,7 +15,7 @@ import typer
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.errors import MissingExtra
+from trainmaster.core.errors import MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.datasets.corpus.tokenizer import Tokenizer
@@ -71,6 +71,9 @@ def export(
         if find_spec(package) is None:
             raise MissingExtra("exchanging models with HF", extra)
     if from_hf:
+        if not (source / "config.json").is_file():  # said before torch is imported
+            how = f"download the model first: hf download ORGANISATION/{source.name} --local-dir {source}"
+            raise UsageError(f"{source}: no Hugging Face model is in this folder (no config.json); {how}")
         done = _import(source, out)
     else:
         with _checkpoint(source, out, home, server) as folder:
@@ -89,10 +92,18 @@ def export(
 @contextmanager
 def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) -> Iterator[Path]:
     """The folder as it is; for a job a copy of its newest checkpoint, beside OUT while it is converted."""
-    if source.exists() or len(source.parts) != 1:
+    from trainmaster.cli._jobs import connect
+
+    if len(source.parts) != 1 or source.name.startswith("step-") or any(source.glob("step-*")):
         yield source
         return
-    from trainmaster.cli._jobs import connect
+    if source.exists():  # `fetch JOB` makes a folder with the name of the job, and no checkpoint in it
+        with connect(home, server) as jobs:
+            try:
+                jobs.find(str(source))
+            except UsageError:  # there is none, or more than one
+                yield source
+                return
     from trainmaster.cli.jobs.fetch import fetch_checkpoint
     from trainmaster.models import hf
 
@@ -145,7 +156,6 @@ def _export(
 
 def _tokenizer(run: Mapping[str, Any], name: str | None, end_token: str | None) -> Tokenizer | None:
     """The tokenizer that was asked for, else that of the run; None if the run's is not known or not here."""
-    from trainmaster.core.errors import UsageError
     from trainmaster.datasets.corpus import tokenizer as tokenizers
     from trainmaster.datasets.corpus.hf_tokenizer import tokenizer_of
 

@@ -31,6 +31,7 @@ TRAITS = Traits(
     title="pods of a Kubernetes cluster",
     option="file",
     example="cluster.yaml",
+    starts="`{kind: job, image: registry.example.org/train:1, gpus: 8}` (docs/guides/kubernetes.md)",
     nodes=True,
     drains=True,
     queue={

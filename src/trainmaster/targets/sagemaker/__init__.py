@@ -23,6 +23,7 @@ TRAITS = Traits(
     title="SageMaker training jobs",
     option="file",
     example="account.yaml",
+    starts="the top of docs/how/sagemaker-target.md shows it: region, role, image",
     required=True,
     one_job=frozenset({"check", "accept"}),
     instead={

@@ -30,6 +30,7 @@ TRAITS = Traits(
     title="jobs of a Slurm cluster",
     option="name_or_file",
     example="cluster.yaml",
+    starts="`{login: {host: login-1, user: alice}, folder: /shared/trainmaster}` (docs/guides/slurm.md)",
     nodes=True,
     drains=True,
     queue={

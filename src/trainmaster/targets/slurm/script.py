@@ -13,6 +13,7 @@ it would count as failed: with `--requeue` the script puts the job back into the
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -116,13 +117,18 @@ def render_script(job: Job) -> str:
     return "\n".join(lines) + body
 
 
+def _quote(path: str) -> str:
+    """A path as sbatch reads it in a directive: a space, a quote or a # ends or opens a word, unless it is escaped."""
+    return re.sub(r"([\s\\'\"#])", r"\\\1", path)
+
+
 def _directives(job: Job) -> list[str]:
     options, spec = job.options, job.spec
     words = [
         f"--job-name={job_name(spec, job.attempt)}",
         f"--comment={COMMENT}{job.attempt}",
-        f"--chdir={job.base}",
-        f"--output={job.base}/slurm-{'%A_%a' if options.array else '%j'}.log",
+        f"--chdir={_quote(job.base)}",
+        f"--output={_quote(job.base.replace('%', '%%'))}/slurm-{'%A_%a' if options.array else '%j'}.log",
         "--open-mode=append",
         f"--nodes={spec.resources.machines}",
         f"--ntasks={spec.resources.machines}",

@@ -27,6 +27,7 @@ TRAITS = Traits(
     title="machines of a hosts file, over SSH",
     option="name_or_file",
     example="hosts.yaml",
+    starts="`hosts: [{host: 10.0.0.2, user: ubuntu}]` (docs/guides/ssh.md)",
     required=True,
     nodes=True,
     instead={"remedy": f"name the one that runs on these hosts, or {DRAIN_HERE}"},

@@ -38,6 +38,8 @@ from trainmaster.train.parallel.shard import join
 
 BEGIN, END = "timed steps: begin", "timed steps: end"  # progress lines around each repeat
 _DRIVER = Path("/proc/driver/nvidia/version")
+_CPU_BATCH = 8
+_ON_CPU = "--model resnet18 --image-size 32 --batch-size 4 --warmup-iterations 1 --active-iterations 5"
 _ALONE = 30  # steps without exchange, at most
 _CALIBRATION = 3  # steps from which the number of steps of a duration is computed
 
@@ -132,6 +134,10 @@ class _RankRun:
     def measure(self) -> RankRecord:
         options, step = self._options, self._step
         self._show(f"{options.model}: preparing")
+        if self._device.type == "cpu" and options.batch_size > _CPU_BATCH:
+            self._show(
+                f"a step of {options.batch_size} samples can take minutes without a GPU; {_ON_CPU} takes seconds"
+            )
         step.prepare()
         self._loop(options.warmup_iterations, name="warm-up")
         count = self._count()

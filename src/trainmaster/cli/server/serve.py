@@ -25,6 +25,7 @@ from trainmaster.core.loopback import is_loopback_host
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from trainmaster.store.database import Database
     from trainmaster.web.otlp.settings import Otlp
@@ -141,7 +142,7 @@ def serve(
         backlog=connections.BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_SHUTDOWN_S,
     )  # fmt: skip
     connections.bound_logs()
-    _run(uvicorn.Server(config), listening, note)
+    _run(app, uvicorn.Server(config), listening, note)
 
 
 def _admit(db: Database, file: Path | None) -> None:
@@ -203,10 +204,10 @@ def _absolute(storage: str | None) -> str | None:
     return storage if storage is None or "://" in storage else str(Path(storage).expanduser().absolute())
 
 
-def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
+def _run(app: FastAPI, server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
     from trainmaster.web.app import warm_up
 
-    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+    threading.Thread(target=warm_up, args=(app,), name="warm-up", daemon=True).start()
     # uvicorn shuts down on a signal and then raises it again, which would skip the clean-up below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

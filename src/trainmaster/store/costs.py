@@ -200,8 +200,8 @@ def sum_groups(
     # Nothing after `now`: the page of a project must not be of a later moment than that of all.
     is_past = recall("newest", lambda: _find_newest_end(conn)) <= now.timestamp() / 3600
     until = windows if is_past else [_until(window, now) for window in windows]
-    key = ("groups", project, tuple(free), *until)
-    closed = recall(key, lambda: _sum_closed(conn, keys, project=project, windows=until))
+    kept_as = ("groups", project, tuple(free), *until)
+    closed = recall(kept_as, lambda: _sum_closed(conn, keys, project=project, windows=until))
     groups = []
     for window, rows in zip(windows, closed, strict=True):
         sums: dict[tuple[Any, ...], tuple[Amount, int, float]] = {}

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -204,10 +205,16 @@ def _absolute(storage: str | None) -> str | None:
     return storage if storage is None or "://" in storage else str(Path(storage).expanduser().absolute())
 
 
-def _run(app: FastAPI, server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
+def _warm_up(app: FastAPI, server: uvicorn.Server) -> None:
     from trainmaster.web.app import warm_up
 
-    threading.Thread(target=warm_up, args=(app,), name="warm-up", daemon=True).start()
+    while not server.started:  # which it would delay: both want the interpreter
+        time.sleep(0.02)
+    warm_up(app)
+
+
+def _run(app: FastAPI, server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
+    threading.Thread(target=_warm_up, args=(app, server), name="warm-up", daemon=True).start()
     # uvicorn shuts down on a signal and then raises it again, which would skip the clean-up below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

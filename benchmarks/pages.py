@@ -172,7 +172,7 @@ def main() -> None:
             "a set of runs": f"/sets/{uuid.UUID(int=0, version=4)}",
         }  # fmt: skip
         app = create_app(db, home, reconcile=False, rate=None)
-        warm_up()  # as `trainmaster serve` does
+        warm_up(app)  # as `trainmaster serve` does
         plain = Starlette(routes=[Route("/", answer_bare)])
         base = "http://127.0.0.1:8470"
         with TestClient(app, base_url=base, client=("127.0.0.1", 50_000)) as client, TestClient(plain) as bare:

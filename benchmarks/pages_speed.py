@@ -47,7 +47,7 @@ STEPS, JOBS, LOG_BYTES, NODES = 100_000, 10_000, 1 << 30, 8
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 COPY = "{}-0000-4000-8000-000000000000"  # ids of the 10,000 jobs
-SEARCHES = ("needle in the hay", r"step 9{7}\d loss", r"ERR\w+ needle", "no such words")
+SEARCHES = ("needle in the hay", r"step 9{7}\d loss", r"ERR\w+ needle", "no such words", "nan")
 
 
 def main() -> None:
@@ -63,13 +63,14 @@ def main() -> None:
     run, live = (folder / "run.id").read_text(), (folder / "live.id").read_text()
     with sync_playwright() as driver, serving(bare_app()) as bare:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        with served(folder) as url:
+            # The sums of a run are stored as it ends. Of these, written at once, they are one pass over all events.
+            while b"is being added up" in urllib.request.urlopen(f"{url}/cost", timeout=60).read():
+                time.sleep(2)
         if not options.no_paints:
             measure_cold(folder, browser, bare, f"/jobs/{run}", options.rounds)
         with served(folder) as url:
             if not options.no_paints:
-                # The sums of a run are stored as it ends. Of these, written at once, they are one pass over all events.
-                while b"is being added up" in urllib.request.urlopen(f"{url}/cost", timeout=60).read():
-                    time.sleep(2)
                 measure_paints(browser, url, bare, paths(db, run, options.runs), options.rounds)
             tab = browser.new_page()
             measure_zoom(tab, f"{url}/jobs/{run}", options.rounds)
@@ -340,7 +341,7 @@ def served(folder: Path) -> Iterator[str]:
                     break
                 assert server.poll() is None, (folder / "server.log").read_text()
                 time.sleep(0.1)
-            time.sleep(2)  # it warms up
+            time.sleep(4)  # it warms up
             yield url
         finally:
             server.terminate()

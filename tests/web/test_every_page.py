@@ -22,10 +22,11 @@ WIDER = "document.documentElement.scrollWidth - document.documentElement.clientW
 # What a person can act on and is shown. A radio button shares one stop with the others of its name; there are none.
 ACTIVE = """() => [...document.querySelectorAll(
   'a[href], button, input:not([type=hidden]), select, textarea, summary, canvas[tabindex="0"], [tabindex="0"]')]
-  .filter((e) => !e.disabled && e.checkVisibility({ visibilityProperty: true, contentVisibilityAuto: true }))"""
+  .filter((e) => !e.disabled && e.checkVisibility({ visibilityProperty: true }))"""
 # Before its first paint a browser looks for every family at every weight of the page: some 40 ms for each weight.
 HEAVY = """() => [...new Set([...document.querySelectorAll('body *')].filter(
   (e) => !['400', '600'].includes(getComputedStyle(e).fontWeight)).map((e) => e.tagName))].join()"""
+LATER = "() => document.getAnimations().filter((e) => e.animationName === 'later')"  # what is not laid out yet
 NAME = "(e) => e.outerHTML.slice(0, 120)"
 
 
@@ -47,6 +48,9 @@ def show(tab: Page, address: str) -> None:
     assert answer is not None and answer.status < 500, address
     if tab.locator("#curves[data-job]").count():
         tab.locator("#curves[data-drawn=whole]").wait_for()
+    if tab.locator("#log").count():
+        tab.locator("#log[data-grown]").wait_for()
+    tab.evaluate(f"Promise.all(({LATER})().map((e) => e.finished))")
 
 
 def faults(tab: Page, url: str, addresses: Sequence[str]) -> str:

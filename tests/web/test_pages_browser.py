@@ -230,3 +230,28 @@ def test_the_last_lines_of_a_failed_run_are_open_at_their_end(
     tab.click("#to-error")
     at = FAILED.index(b"Traceback")
     expect(tab).to_have_url(f"{url}/jobs/{story.id}/logs?attempt=1&stream={rank_log(1)}&at={at}#L{at}")
+
+
+def test_a_page_of_a_log_gets_the_lines_of_the_next_window(tab: Page, db: Database, tmp_path: Path, url: str) -> None:
+    failed, _ = furnish(db, tmp_path)
+    log, lines = f"{url}/jobs/{failed.id}/logs?stream=rank-1.log", tab.locator("#log .line")
+    places = [0, *(found.end() for found in re.finditer(rb"\n", FAILED))][:-1]
+
+    def shown() -> list[int]:
+        ids = lines.evaluate_all("(all) => all.map((line) => line.id)")
+        return [int(each.removeprefix("L")) for each in ids]
+
+    tab.goto(log)
+    expect(lines).to_have_count(400)
+    assert shown() == places[-400:], "the end, and the lines before it"
+    below = tab.locator("#log").evaluate("(box) => box.scrollHeight - box.clientHeight - box.scrollTop")
+    assert abs(below) <= 1, "its end stays in sight"
+    expect(tab.locator("#log-from")).to_have_text(f"{places[-400]:,}")
+    tab.click("#log-earlier")
+    expect(lines).to_have_count(400)
+    assert shown() == places[-800:-400]
+    tab.goto(f"{log}&at=0")
+    expect(tab.locator("#log-to")).to_have_text(f"{places[392]:,}")
+    assert shown() == places[:392], "the next window begins with eight lines of this one"
+    tab.click("#log-later")
+    tab.wait_for_url(f"**at={places[392]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
@@ -11,8 +12,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from pages import samples
 from trainmaster.store.database import Database
+from trainmaster.web import app as server
 from trainmaster.web.app import create_app
+from trainmaster.web.sign_in.local_access import LocalAccess
 from web.conftest import BASE, LOCAL
 
 WARM = """
@@ -30,6 +34,18 @@ def test_a_warm_server_has_imported_what_its_pages_import() -> None:
     said = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, check=True).stdout.split()
     assert said[:2] == ["True", "True"]
     assert {f"trainmaster.targets.{name}" for name in ("slurm", "kubernetes", "lambda_cloud", "ssh")} <= set(said)
+
+
+def test_a_server_asks_for_its_pages_with_the_token_of_its_user(db: Database, tmp_path: Path) -> None:
+    samples.completed(db)
+    token = LocalAccess(f"tm_{'a' * 43}")
+    app = create_app(db, tmp_path, reconcile=False, require_token=True, local=token)
+    asyncio.run(server._ask_pages(app))
+    asked = [sample.labels for metric in app.state.meter.collect() for sample in metric.samples]
+    statuses = {labels["path"]: labels["status"] for labels in asked if "path" in labels}
+    assert {"/", "/queue", "/nodes", "/cost", "/settings", "/compare", "/v1/budgets", "/jobs/{uuid}"} <= set(statuses)
+    assert set(statuses.values()) == {"200"}
+    assert db.kept, "the sums of costs are there before the first person asks for them"
 
 
 @pytest.fixture

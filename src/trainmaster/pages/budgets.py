@@ -12,6 +12,7 @@ from trainmaster.pages.job_cost import cost
 from trainmaster.pages.parts.usage import sum_up
 from trainmaster.store import costs
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows.kept_sums import Recall
 
 
 def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Budgets:
@@ -22,7 +23,10 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
         windows = list(dict.fromkeys(row.window(now) for row in rows))
         charges = costs.list_charges(conn, project=project, closed=False) if rows else []
         free = [name for name in targets.names() if targets.is_free(name)]
-        sums = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows) if rows else []
+        sums: list[list[costs.GroupSum]] = []
+        if rows:
+            recall = Recall(db, conn)
+            sums = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows, recall=recall)
     by_window = dict(zip(windows, sums, strict=True))
     spent = {
         row.id: sum_up(group for group in by_window[row.window(now)] if group.project == row.project) for row in rows

@@ -20,6 +20,7 @@ from trainmaster.store.costs import Charge
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.page_rows import cost_sums
 from trainmaster.store.page_rows.cost_sums import ClosedSums, JobSum
+from trainmaster.store.page_rows.kept_sums import Recall
 from trainmaster.store.page_rows.runs import PriceRow, find_jobs
 from trainmaster.store.page_rows.runs import list_prices as list_price_rows
 from trainmaster.store.rows import JobRow
@@ -49,12 +50,18 @@ def read(
         if job is not None:  # all of its charges: there are few
             charges, closed = costs.list_charges(conn, jobs=[job]), [_NOTHING]
         else:
-            closed, ids = cost_sums.sum_jobs(conn, project=project, free=free, windows=windows, most=most)
+            recall = Recall(db, conn)
+            closed, ids = recall(
+                ("jobs", project, tuple(free), most, *windows),
+                lambda: cost_sums.sum_jobs(conn, project=project, free=free, windows=windows, most=most),
+            )
             charges = costs.list_charges(conn, jobs=ids, closed=False) if ids else []
         by_window = dict(zip(windows, closed, strict=True))
         groups: list[costs.GroupSum] = []
         if job is None:
-            (groups,) = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=[window])
+            (groups,) = costs.sum_groups(
+                conn, charges, project=project, free=free, now=now, windows=[window], recall=recall
+            )
         going = {when: _add_charges(each.others, charges, when, now=now) for when, each in by_window.items()}
         # Asked only where a cost of nothing is to be judged: the stated prices are in the specs.
         unpaid = {job_id for part in going.values() for job_id, each in part.items() if each.known_cents == 0}

@@ -11,6 +11,7 @@ from trainmaster.pages.job_cost import cost
 from trainmaster.pages.parts.usage import by_person, by_target, list_lines, sum_up
 from trainmaster.store import costs
 from trainmaster.store.database import Database
+from trainmaster.store.page_rows.kept_sums import Recall
 
 
 def read(db: Database, *, project: str | None = None, now: datetime | None = None) -> Costs:
@@ -20,7 +21,9 @@ def read(db: Database, *, project: str | None = None, now: datetime | None = Non
         charges = costs.list_charges(conn, project=project, closed=False)
         free = [name for name in targets.names() if targets.is_free(name)]
         windows = [month_of(now), None]
-        month, ever = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
+        month, ever = costs.sum_groups(
+            conn, charges, project=project, free=free, now=now, windows=windows, recall=Recall(db, conn)
+        )
     going: dict[str, list[Span]] = {name: [] for name in sorted({group.project for group in ever})}
     for charge in charges:
         going[charge.project].extend(charge.spans)

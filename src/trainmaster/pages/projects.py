@@ -17,6 +17,7 @@ from trainmaster.store.capacity import devices
 from trainmaster.store.costs import GroupSum
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import projects
+from trainmaster.store.page_rows.kept_sums import Recall
 
 Spent = tuple[Sequence[GroupSum], Sequence[GroupSum]]  # this month (UTC), and in all
 
@@ -28,7 +29,9 @@ def read_spent(db: Database, *, project: str | None = None, now: datetime | None
         charges = costs.list_charges(conn, project=project, closed=False)
         free = [name for name in targets.names() if targets.is_free(name)]
         windows = [month_of(now), None]
-        month, ever = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
+        month, ever = costs.sum_groups(
+            conn, charges, project=project, free=free, now=now, windows=windows, recall=Recall(db, conn)
+        )
     return month, ever
 
 

@@ -19,6 +19,7 @@ from trainmaster.store.capacity import eta
 from trainmaster.store.costs import BudgetRow, Charge
 from trainmaster.store.database import Database
 from trainmaster.store.instances import HeldMachine
+from trainmaster.store.page_rows.kept_sums import Recall
 from trainmaster.store.page_rows.runs import find_jobs, find_runs
 
 _MOST_GOING = 50  # jobs; `trainmaster cost` lists more
@@ -38,7 +39,9 @@ def read(
         last = [month_of(start) for start in _last_months(now)]
         windows = list(dict.fromkeys([window, None, *last]))
         free = [name for name in targets.names() if targets.is_free(name)]
-        sums = costs.sum_groups(conn, charges, project=project, free=free, now=now, windows=windows)
+        sums = costs.sum_groups(
+            conn, charges, project=project, free=free, now=now, windows=windows, recall=Recall(db, conn)
+        )
         rows = costs.list_budgets(conn, project=project)
         going = [charge for charge in charges if charge.is_open]
         ids = {charge.job_id for charge in going}

@@ -6,7 +6,7 @@ they are what costs: each from its launch until the cloud said that it is gone, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -178,11 +178,12 @@ class GroupSum:
 
 def sum_groups(
     conn: Connection, going: Sequence[Charge], *, project: str | None = None, free: Collection[str] = (),
-    now: datetime, windows: Sequence[Window | None],
+    now: datetime, windows: Sequence[Window | None], recall: Callable[[Hashable, Callable[[], Any]], Any],
 ) -> list[list[GroupSum]]:  # fmt: skip
     """For each window (None: in all), costs by project, person, target and status.
 
-    `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows.
+    `going` is what `list_charges(closed=False)` gave; the rest is summed by the database, in one pass for all windows,
+    where `recall` (kept_sums.py) has no sums of what this transaction sees.
     `free`: targets whose price of 0 is a default: an attempt there has an unknown price unless somebody stated one.
     """
     unstated = is_unstated(free)
@@ -197,9 +198,12 @@ def sum_groups(
         query = select(_JOBS.id, *owner, *held, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
         owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
     # Nothing after `now`: the page of a project must not be of a later moment than that of all.
-    until = [_until(window, now) for window in windows]
+    is_past = recall("newest", lambda: _find_newest_end(conn)) <= now.timestamp() / 3600
+    until = windows if is_past else [_until(window, now) for window in windows]
+    kept_as = ("groups", project, tuple(free), *until)
+    closed = recall(kept_as, lambda: _sum_closed(conn, keys, project=project, windows=until))
     groups = []
-    for window, rows in zip(windows, _sum_closed(conn, keys, project=project, windows=until), strict=True):
+    for window, rows in zip(windows, closed, strict=True):
         sums: dict[tuple[Any, ...], tuple[Amount, int, float]] = {}
 
         for *key, nobody_stated, known, unknown, attempts, hours in rows:
@@ -229,6 +233,12 @@ def sum_groups(
             ]
         )
     return groups
+
+
+def _find_newest_end(conn: Connection) -> float:
+    """When the last attempt that was given back was, in hours since 1970."""
+    ends = select(func.max(hours(conn, END))).select_from(t.jobs.join(t.attempts, _ATTEMPTS.job_id == _JOBS.id))
+    return conn.execute(ends).scalar() or 0.0
 
 
 def _until(window: Window | None, now: datetime) -> Window:

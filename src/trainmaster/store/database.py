@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Database:
         # unlucky one waits for half a minute. Here they stand in line.
         self._line = None if postgresql else threading.Lock()
         self._file: tuple[int, int] | None = None  # device and inode of SQLite's file
+        self.kept: dict[Hashable, tuple[Any, Any]] = {}  # of page_rows/kept_sums.py
 
     @property
     def has_one_writer(self) -> bool:

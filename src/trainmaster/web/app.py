@@ -9,8 +9,9 @@ import gc
 import importlib
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 from fastapi import FastAPI
@@ -23,8 +24,9 @@ from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.core.config import presets
 from trainmaster.storage import Store, open_store
+from trainmaster.store import jobs
 from trainmaster.store.database import Database
-from trainmaster.store.page_rows import backlog
+from trainmaster.store.page_rows import backlog, figures
 from trainmaster.web import api, errors, navigation, openapi, templating, views
 from trainmaster.web.auth import AuthMiddleware
 from trainmaster.web.beside import Beside
@@ -48,6 +50,7 @@ from trainmaster.web.streaming import Followers
 _THREADS = 8
 _M_ARENA_MAX = -8  # of malloc.h
 _COLLECT_AFTER = 10_000  # objects made and not freed; Python's own is 700
+_SHORT = 2 << 20  # bytes of events of a job that are read ahead
 _SILENT_S = 60.0  # without a tick for this long the reconciler counts as failed
 log = logging.getLogger(__name__)
 
@@ -147,7 +150,11 @@ _LATER = (
 )
 
 
-def warm_up() -> None:
+# Asked for once by the server itself: statements, specs and modules of a first request take up to a second.
+_ASKED = (*(entry.path for entry in navigation.ENTRIES), "/search?q=a", "/v1/cost", "/v1/cost/jobs", "/v1/budgets")
+
+
+def warm_up(app: FastAPI | None = None) -> None:
     """What a server does beside its first requests so that the later ones do not wait for it."""
     templating.compile_all()
     for name in _LATER:
@@ -155,9 +162,42 @@ def warm_up() -> None:
     presets.families()  # which the spec of a job that trains is checked against
     for name in targets.names():
         targets.is_free(name)  # which imports it
+    if app is not None:
+        try:
+            asyncio.run(_ask_pages(app))
+        except Exception:  # the database may be away: who comes first waits then
+            log.info("the pages could not be read ahead", exc_info=True)
     # A full pass of the collector would look at all that was loaded, for 0.1 s in which nobody is answered. It stays.
     gc.collect()
     gc.freeze()
+
+
+async def _ask_pages(app: FastAPI) -> None:
+    """Ask for each page once, and for those of the newest job, as the user does whose server this is."""
+    db: Database = app.state.db
+    listed = jobs.list_jobs(db, limit=1)
+    short = [row.id for row in listed if figures.measure_events(db, row.id) <= _SHORT]
+    for job_id in short:
+        figures.sample_events(db, job_id, count=1)  # as for a long run, whose first page is drawn from a sample
+    paths = [*_ASKED, *(f"/jobs/{job_id}{tab}" for job_id in short for tab in ("", "/events"))]
+    headers = [(b"host", b"127.0.0.1")]
+    if app.state.local is not None:
+        headers.append((b"authorization", f"Bearer {app.state.local.token}".encode()))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        pass
+
+    for path in paths:
+        name, _, query = path.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
+            "path": name, "raw_path": name.encode(), "query_string": query.encode(), "root_path": "", "state": {},
+            "headers": headers, "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 80),
+        }  # fmt: skip
+        await app(scope, receive, send)
 
 
 @contextlib.asynccontextmanager

@@ -18,7 +18,7 @@ from trainmaster.web.beside import Beside
 
 _KEPT = 1024  # summaries of running jobs, up to 30 KB each; least recently used first out
 _SMALL = 2 << 20  # bytes of events that are read while the caller waits
-_SAMPLES = 600  # steps of an attempt that a first look is drawn from
+_SAMPLES = 150  # steps of an attempt that a first look is drawn from; the whole takes its place in seconds
 _RANK = 1  # behind the curves, which are what a page is opened for
 _FINAL_KEPT = 64  # pages of final jobs, some hundred kilobytes each
 

@@ -11,6 +11,8 @@ import socket
 import ssl
 import sys
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +105,7 @@ def serve(
 
         from trainmaster.targets.local import local_jobs_are_isolated
         from trainmaster.web import connections
-        from trainmaster.web.app import create_app
+        from trainmaster.web.app import create_app, warm_up
         from trainmaster.web.auth import may_bind
         from trainmaster.web.sign_in.local_access import open_local_access
     if require_token and trust_loopback:
@@ -140,7 +142,7 @@ def serve(
         backlog=connections.BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S, timeout_graceful_shutdown=_SHUTDOWN_S,
     )  # fmt: skip
     connections.bound_logs()
-    _run(uvicorn.Server(config), listening, note)
+    _run(uvicorn.Server(config), listening, note, beside=lambda: warm_up(app))
 
 
 def _admit(db: Database, file: Path | None) -> None:
@@ -193,10 +195,14 @@ def _absolute(storage: str | None) -> str | None:
     return storage if storage is None or "://" in storage else str(Path(storage).expanduser().absolute())
 
 
-def _run(server: uvicorn.Server, listening: socket.socket, note: Path) -> None:
-    from trainmaster.web.app import warm_up
+def _warm_up(server: uvicorn.Server, work: Callable[[], None]) -> None:
+    while not server.started:  # which it would delay: both want the interpreter
+        time.sleep(0.02)
+    work()
 
-    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+
+def _run(server: uvicorn.Server, listening: socket.socket, note: Path, *, beside: Callable[[], None]) -> None:
+    threading.Thread(target=_warm_up, args=(server, beside), name="warm-up", daemon=True).start()
     # uvicorn shuts down on a signal and then raises it again, which would skip the clean-up below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:

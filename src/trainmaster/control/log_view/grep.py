@@ -34,7 +34,9 @@ _MEMORY = 1 << 30
 _RARE = 1024  # a byte that is met once in so many is worth being looked for alone: each time costs 0.4 µs
 _PLAIN = 4  # bytes without letters that are worth being looked for alone where case is ignored
 # Letters beyond ASCII that are k, s or i where case is ignored: Kelvin, long s, I with a dot, i without one.
-_FOLDED = tuple(letter.encode() for letter in "\u212a\u017f\u0130\u0131")
+_FOLDED = tuple((ord(small), letter.encode()) for small, letter in zip("ksii", "\u212a\u017f\u0130\u0131", strict=True))
+_SAMPLED = 256  # bytes at each of eight places of a block: what is rare there is counted
+_PIECE = 29_000  # CPython looks for a text in less than 30,000 bytes by a way that takes three quarters of the time
 Literals = list[tuple[bytes, ...]]
 
 
@@ -78,7 +80,9 @@ def main() -> None:
         log.seek(request["offset"])
         if request.get("within"):
             request["offset"] = _seek_line(log, request["offset"])
-    for answer in search(log, sought, request, until=time.monotonic() + seconds):
+    # The clock is that of the machine: what the start of this program took is counted, half of it at the most.
+    until = max(request.get("begun", -math.inf) + seconds, time.monotonic() + seconds / 2)
+    for answer in search(log, sought, request, until=until):
         _answer(answer)
 
 
@@ -167,13 +171,14 @@ def _find_in(line: bytes, sought: Sought) -> tuple[int, int] | None:
 
 def _hits(block: bytearray, size: int, sought: Sought) -> Iterator[int]:
     """Places, in order, in all lines that may match."""
-    if sought.literals and not (sought.lower and _has_folded(block, size)):
-        sample = b"".join(block[at : min(size, at + 1024)] for at in range(0, size, max(1, size // 8)))
+    if sought.literals:
+        sample = b"".join(block[at : min(size, at + _SAMPLED)] for at in range(0, size, max(1, size // 8)))
         small = sample.lower() if sought.lower else sample
         # The choice that is met least here: every line has a date, few have what is sought.
         chosen = min(sought.literals, key=lambda choice: (sum(map(small.count, choice)), -min(map(len, choice))))
-        yield from heapq.merge(*_places(block, size, chosen, sample, lower=sought.lower))
-        return
+        if not (sought.lower and _has_folded(block, size, chosen)):
+            yield from heapq.merge(*_places(block, size, chosen, sample, lower=sought.lower))
+            return
     whole = None if sought.by_line or not block[:size].isascii() else sought.of_bytes
     place = 0
     while place < size:
@@ -187,11 +192,13 @@ def _hits(block: bytearray, size: int, sought: Sought) -> Iterator[int]:
         place = block.find(b"\n", hit, size) + 1 or size
 
 
-def _has_folded(block: bytearray, size: int) -> bool:
-    """Whether one of those letters is in it. Looking for two bytes costs twenty times as much as asking for ASCII."""
-    if block[:size].isascii():
-        return False
-    return any(block.find(text[:1], 0, size) >= 0 and block.find(text, 0, size) >= 0 for text in _FOLDED)
+def _has_folded(block: bytearray, size: int, texts: Sequence[bytes]) -> bool:
+    """Whether a letter is in it that stands for one of these texts. One byte is found twenty times as fast as two."""
+    return any(
+        block.find(letter[:1], 0, size) >= 0 and block.find(letter, 0, size) >= 0
+        for small, letter in _FOLDED
+        if any(small in text for text in texts)
+    )
 
 
 def _places(
@@ -222,12 +229,21 @@ def _places(
 def _places_by_part(
     block: bytearray, size: int, text: bytes, part: bytes, before: int, *, lower: bool
 ) -> Iterator[int]:
-    place, length = block.find(part, before, size), len(text)
-    while place >= 0:
+    length = len(text)
+    for place in _find_all(block, size, part, before):
         first = place - before
         if (block[first : first + length].lower() == text) if lower else block.startswith(text, first, size):
             yield first
-        place = block.find(part, place + 1, size)
+
+
+def _find_all(block: bytearray, size: int, part: bytes, start: int) -> Iterator[int]:
+    step = _PIECE - len(part) if len(part) > 1 else size  # for one byte the C library has something faster
+    for begin in range(start, size, step):
+        end = min(size, begin + step + len(part) - 1)
+        place = block.find(part, begin, end)
+        while place >= 0:
+            yield place
+            place = block.find(part, place + 1, end)
 
 
 def _shorten(line: bytes, match: tuple[int, int]) -> str:

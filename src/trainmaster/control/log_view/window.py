@@ -19,9 +19,10 @@ from trainmaster.storage import Store
 from trainmaster.store.database import Database
 from trainmaster.store.rows import AttemptRow, JobRow
 
-LINES = 400
+LINES = 200  # a browser paints twice as many 40 ms later; logs.js adds those of the next window
 _BYTES = 192 << 10
 _CONTEXT = 8  # lines shown before the one that a link names
+_MOST_MERGED = 400
 _MERGED = 32 << 10  # bytes of the end of each stream in the merged view
 MOST_STREAMS = 64  # in the merged view
 
@@ -85,7 +86,7 @@ async def read_merged(opened: Sequence[Log], sizes: Sequence[int]) -> list[LogLi
             time = max(time, _time(line.text))
             merged.append((time, order, place, line))
     merged.sort(key=lambda item: item[:3])
-    return [line for *_, line in merged[-LINES:]]
+    return [line for *_, line in merged[-_MOST_MERGED:]]
 
 
 _TIME = re.compile(r"[\[(]?(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d(?:[.,]\d{1,6})?)")

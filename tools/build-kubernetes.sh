@@ -15,6 +15,12 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
     exit 3
 fi
 
+# Two at once, as of two clones, would take twice as long each: the second one waits for the first.
+mkdir -p "$(dirname "$KEEP")"
+exec 9>"$KEEP.lock"
+flock 9
+if complete; then exit 0; fi
+
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/build-kubernetes.XXXXXX")
 trap 'rm -rf "$WORK"' EXIT
 # `rsync` and `jq` are called by the makefile; reflect2 1.0.2 replaces 1.0.1, which crashes under Go 1.18 and newer.

@@ -52,11 +52,11 @@ def reap(
         from trainmaster.control import reap as control_reap
     if any_home and not no_database:
         raise UsageError("--any-home goes with --no-database: a database names the machines that are ours")
-    folder, db = _open(home, no_database=no_database)
     on = on or [name for name in targets.names() if targets.traits(name).here]
     for word in on:
         if (stated := targets.find_traits(word)) is not None:
             stated.require_file(word)
+    folder, db = _open(home, no_database=no_database)
     leftovers = ask(control_reap.find(db, folder, on, any_home=any_home))
     ended: dict[str, str] = {}
     for left in leftovers:

@@ -110,15 +110,30 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
         assert (page.parent / unquote(link)).exists(), f"{page.name} links to {link}"
 
 
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_a_page_names_one_of_its_headings(page: Path) -> None:
+    for link, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)#([^)\s]+)\)", page.read_text()):
+        to = page.parent / unquote(link) if link else page
+        assert to.suffix != ".md" or anchor in _anchors(to), f"{page.name} links to {link}#{anchor}"
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda page: page.name)
 def test_every_command_of_the_readme_and_the_guides_is_one_the_command_line_takes(page: Path) -> None:
-    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^trainmaster ([a-z].*)$", "".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    # Every block is matched with its language: else the end of one in YAML is taken for the beginning of the next.
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    text = "".join(block for language, block in blocks if language in {"", "bash"}).replace("\\\n", " ")
+    lines = re.findall(r"^trainmaster ([a-z].*)$", text, re.MULTILINE)
     assert len(lines) >= (10 if page.name == "README.md" else 0)
     for line in lines:
         command: Any = typer.main.get_command(build_cli())
         words = shlex.split(re.split(r" [|>] | && | {4,}or: ", line)[0], comments=True)
-        while hasattr(command, "get_command"):
+        while hasattr(command, "get_command") and (words or not command.invoke_without_command):
             name, *words = words
             command = command.get_command(None, name)
         context = command.make_context(command.name, words)  # it parses, runs nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
 import stat
@@ -334,6 +335,44 @@ def test_a_step_that_is_committed_once_more_is_never_without_its_manifest(
     with pytest.raises(SystemExit):
         memory.commit(run_memory, held)
     assert memory.list_steps(run_memory)[4] == held
+
+
+def test_a_file_that_is_cut_or_changed_while_it_is_copied_fails_the_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped, a file that was cut would kill the process; and what is hashed must be what is written."""
+    source, draft = tmp_path / "memory", tmp_path / "draft"
+    draft.mkdir()
+    source.mkdir()
+    size = 20 << 20
+    mine = {"a": write(source / "a", [bytes(size)])}
+    written = os.write
+
+    def cut(fd: int, part: memoryview) -> int:
+        os.truncate(source / "a", 4096)
+        return written(fd, part)
+
+    def change(fd: int, part: memoryview) -> int:
+        with (source / "a").open("r+b") as file:
+            file.write(b"x")  # of what has been hashed and is written now
+        return written(fd, part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", change)
+        memory_to_disk.copy_files(source, draft, mine, threads=1)
+    assert (draft / "a").read_bytes() == bytes(size)
+    (draft / "a").unlink()
+    mine = {"a": write(source / "a", [bytes(size)], over=True)}
+    monkeypatch.setattr(os, "write", cut)
+    with pytest.raises(CheckpointError, match="memory/a does not match its SHA-256 any more"):
+        memory_to_disk.copy_files(source, draft, mine, threads=1)
+
+
+def test_an_empty_file_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    mine = {"a": write(tmp_path / "a", [])}
+    memory_to_disk.copy_files(tmp_path, tmp_path / "draft", mine, threads=1)
+    assert (tmp_path / "draft" / "a").read_bytes() == b""
 
 
 def test_the_older_copy_of_a_peers_file_is_gone_before_the_new_one_comes(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +52,7 @@ def test_bytes_stay_while_the_next_slice_is_read(tmp_path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         slices = Slices(file, hashlib.sha256(), gpu=None, size_bytes=64)
         first = slices.next(64)
+        assert file.tell() == 64
         slices.next(64)
         assert first.tolist() == list(range(64))
 
@@ -116,3 +119,47 @@ def test_a_link_is_not_written_through(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         write(tmp_path / "file", [b"x"], over=True)
     assert (tmp_path / "mine").read_bytes() == b"mine"
+
+
+class _Cuda:
+    """Stands in for torch.cuda on a machine without GPU: the calls in their order, and the device of the thread."""
+
+    def __init__(self) -> None:
+        self.device, self.calls = 0, list[str]()
+
+    def set_device(self, device: torch.device) -> None:
+        self.device = device.index
+
+    def note(self, call: str) -> int:
+        self.calls.append(f"{call} on {self.device}")
+        return 0
+
+    def cudart(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            cudaHostRegister=lambda *_: self.note("pin"), cudaHostUnregister=lambda *_: self.note("unpin")
+        )
+
+
+def test_a_thread_that_reads_for_a_gpu_never_opens_the_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new thread's device is the first GPU; there the driver would take 0.5 GB for each rank of the node."""
+    cuda = _Cuda()
+    stream = SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+    for name, stand_in in {
+        "set_device": cuda.set_device,
+        "cudart": cuda.cudart,
+        "Stream": lambda gpu: stream,
+        "current_stream": lambda gpu: stream,
+        "Event": lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
+        "stream": contextlib.nullcontext,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    (tmp_path / "shard").write_bytes(bytes(range(192)))
+    with (tmp_path / "shard").open("rb", buffering=0) as file:
+        slices = Slices(file, hashlib.sha256(), gpu=torch.device("cuda", 3), size_bytes=64)
+        flat = torch.zeros(192, dtype=torch.uint8)
+        slices.fill(flat)
+        slices.close()
+    assert flat.tolist() == list(range(192))
+    assert cuda.calls == ["pin on 3", "pin on 3", "unpin on 3", "unpin on 3"]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trainmaster.core.config.train import TrainConfig
 from trainmaster.core.errors import CheckpointError
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import FileRecord, Manifest
-from trainmaster.train.checkpoint.tiers import memory, memory_to_disk
+from trainmaster.train.checkpoint.tiers import memory, memory_to_disk, rank_transfer
 from trainmaster.train.checkpoint.write import write
 
 from ..runs import Ran, RunHere, Start, StopAfter, tiny
@@ -214,38 +217,181 @@ def test_files_go_from_memory_to_the_disk_beside_each_other_and_are_compared(
         memory_to_disk.copy_files(source, draft, mine, threads=2)
 
 
-def test_the_room_of_an_old_step_is_used_again_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+def save_files(folder: Path, step: int, names: Iterable[str]) -> None:
+    memory.make_room(folder, 10, files=list(names), newest=step)
+    memory.begin(folder, step)
+    path = manifests.path_of(folder, step)
+    files = {name: write(path / name, [f"{name} of step {step}".encode()], over=True) for name in names}
+    memory.commit(folder, replace(_MANIFEST, step=step, files=files))
+    memory.prune(folder, newest=step)
+
+
+@pytest.fixture
+def run_memory(tmp_path: Path) -> Path:
+    """The memory of a run that has saved four steps."""
     folder = tmp_path / "memory" / "run"
     memory.open_folder(folder)
-
-    def save(step: int, names: Iterable[str]) -> None:
-        memory.make_room(folder, 10, newest=step)
-        memory.begin(folder, step)
-        path = manifests.path_of(folder, step)
-        files = {name: write(path / name, [f"{name} of step {step}".encode()], over=True) for name in names}
-        memory.commit(folder, replace(_MANIFEST, step=step, files=files))
-        memory.prune(folder, newest=step)
-
     for step in range(1, 5):
-        save(step, ("a", "b"))
+        save_files(folder, step, ("a", "b"))
+    return folder
+
+
+def test_the_room_of_an_old_step_is_used_again_and_nothing_of_it_is_left(run_memory: Path) -> None:
+    folder = run_memory
     numbers = {path.name: path.stat().st_ino for path in (folder / "room").iterdir()}
     assert sorted(memory.list_steps(folder)) == [3, 4] and set(numbers) == {"a", "b"}
-    save(5, ("a", "c"))  # fewer ranks than before: b is nobody's
+    save_files(folder, 5, ("a", "b"))
     five = manifests.path_of(folder, 5)
-    assert {path.name for path in five.iterdir()} == {"a", "c", "manifest.json"}
-    assert (five / "a").stat().st_ino == numbers["a"] and (five / "a").read_bytes() == b"a of step 5"
+    assert {path.name for path in five.iterdir()} == {"a", "b", "manifest.json"}
+    assert {path.name: path.stat().st_ino for path in five.iterdir() if path.name in "ab"} == numbers
+    assert (five / "a").read_bytes() == b"a of step 5"
     assert sorted(memory.list_steps(folder)) == [4, 5]
     memory.give_back_room(folder)
     assert not (folder / "room").exists() and sorted(memory.list_steps(folder)) == [4, 5]
     memory.give_back_room(folder)
 
 
-def test_a_save_that_was_cut_off_is_room_and_never_a_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [("a", "c"), ("a",), ("a", "b", "c")])
+def test_room_of_other_files_is_given_back_before_it_is_counted(
+    run_memory: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    """Another number of ranks: old files and new ones would lie there together, in a memory that one of them fills."""
+    monkeypatch.setattr(memory, "_free", lambda folder: 10 if not (folder / "room").exists() else 0)
+    memory.make_room(run_memory, 10, files=["a", "b"], newest=5)
+    assert (run_memory / "room").exists()
+    memory.make_room(run_memory, 10, files=names, newest=5)
+    assert not (run_memory / "room").exists()
+    save_files(run_memory, 5, names)
+    assert {path.name for path in manifests.path_of(run_memory, 5).iterdir()} == {*names, "manifest.json"}
+    assert sorted(memory.list_steps(run_memory)) == [4, 5]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folders", "links"])
+def test_what_is_no_room_is_removed_and_not_written_to(run_memory: Path, tmp_path: Path, kind: str) -> None:
+    room, other = run_memory / "room", tmp_path / "other"
+    shutil.rmtree(room)
+    other.mkdir()
+    for name in ("a", "b"):
+        (other / name).write_text("of somebody")
+    if kind == "file":
+        room.write_text("x")
+    elif kind == "link":
+        room.symlink_to(other)
+    else:
+        room.mkdir()
+        for name in ("a", "b"):
+            (room / name).mkdir() if kind == "folders" else (room / name).symlink_to(other / name)
+    save_files(run_memory, 5, ("a", "b"))
+    assert sorted(memory.list_steps(run_memory)) == [4, 5]
+    assert (manifests.path_of(run_memory, 5) / "a").read_bytes() == b"a of step 5"
+    assert {path.read_text() for path in other.iterdir()} == {"of somebody"}
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_step_that_is_no_folder_is_removed_and_saves_go_on(run_memory: Path, tmp_path: Path, kind: str) -> None:
+    three = manifests.path_of(run_memory, 3)
+    if kind == "link":
+        three.rename(tmp_path / "kept")
+        three.symlink_to(tmp_path / "kept")
+    else:
+        shutil.rmtree(three)
+        three.write_text("x")
+    for step in (5, 6):
+        save_files(run_memory, step, ("a", "b"))
+    assert sorted(memory.list_steps(run_memory)) == [5, 6]
+    assert kind == "file" or (tmp_path / "kept" / "a").read_bytes() == b"a of step 3"
+
+
+def test_files_that_an_older_run_may_still_write_are_never_written_over(tmp_path: Path) -> None:
+    """It was stopped (SIGSTOP) in its save of step 55, and goes on after another run has taken the lock and saved."""
     folder = tmp_path / "memory" / "run"
     memory.open_folder(folder)
-    memory.begin(folder, 7)
-    write(manifests.path_of(folder, 7) / "a", [b"half"], over=True)
-    memory.make_room(folder, 10, newest=9)
-    assert memory.list_steps(folder) == {} and (folder / "room" / "a").exists()
-    memory.begin(folder, 9)
-    assert (manifests.path_of(folder, 9) / "a").read_bytes() == b"half" and memory.list_steps(folder) == {}
+    save_files(folder, 50, ("a",))
+
+    def written_by_the_older() -> Iterator[bytes]:
+        yield b"of the "
+        for step in (60, 70):
+            save_files(folder, step, ("a",))
+        yield b"older one"
+
+    memory.begin(folder, 55)
+    write(manifests.path_of(folder, 55) / "a", written_by_the_older(), over=True)
+    for step in (60, 70):
+        assert (manifests.path_of(folder, step) / "a").read_bytes() == f"a of step {step}".encode()
+    assert not manifests.path_of(folder, 55).exists()
+
+
+def test_a_step_that_is_committed_once_more_is_never_without_its_manifest(
+    run_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load of several nodes does that, on all of them at once. Killed then, they must have the step."""
+    held = memory.list_steps(run_memory)[4]
+    assert isinstance(held, Manifest)
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(memory, "write_whole", die)
+    with pytest.raises(SystemExit):
+        memory.commit(run_memory, held)
+    assert memory.list_steps(run_memory)[4] == held
+
+
+def test_a_file_that_is_cut_or_changed_while_it_is_copied_fails_the_copy_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped, a file that was cut would kill the process; and what is hashed must be what is written."""
+    source, draft = tmp_path / "memory", tmp_path / "draft"
+    draft.mkdir()
+    source.mkdir()
+    size = 20 << 20
+    mine = {"a": write(source / "a", [bytes(size)])}
+    written = os.write
+
+    def cut(fd: int, part: memoryview) -> int:
+        os.truncate(source / "a", 4096)
+        return written(fd, part)
+
+    def change(fd: int, part: memoryview) -> int:
+        with (source / "a").open("r+b") as file:
+            file.write(b"x")  # of what has been hashed and is written now
+        return written(fd, part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", change)
+        memory_to_disk.copy_files(source, draft, mine, threads=1)
+    assert (draft / "a").read_bytes() == bytes(size)
+    (draft / "a").unlink()
+    mine = {"a": write(source / "a", [bytes(size)], over=True)}
+    monkeypatch.setattr(os, "write", cut)
+    with pytest.raises(CheckpointError, match="memory/a does not match its SHA-256 any more"):
+        memory_to_disk.copy_files(source, draft, mine, threads=1)
+
+
+def test_an_empty_file_is_copied(tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    mine = {"a": write(tmp_path / "a", [])}
+    memory_to_disk.copy_files(tmp_path, tmp_path / "draft", mine, threads=1)
+    assert (tmp_path / "draft" / "a").read_bytes() == b""
+
+
+def test_the_older_copy_of_a_peers_file_is_gone_before_the_new_one_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory was counted for one of them."""
+    content = b"of step 5"
+    (tmp_path / "a").write_bytes(b"of step 2")
+    comes = [torch.tensor([len(content)]), torch.frombuffer(bytearray(content), dtype=torch.uint8)]
+    held: list[list[str]] = []
+
+    def receive(into: torch.Tensor, source: int, group: None) -> None:
+        held.append(sorted(path.name for path in tmp_path.iterdir()))
+        into.copy_(comes.pop(0))
+
+    monkeypatch.setattr(rank_transfer.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(rank_transfer.dist, "recv", receive)
+    record = FileRecord(size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    sent = rank_transfer.Transfer(name="a", source=0, target=1, record=record)
+    assert rank_transfer.exchange(tmp_path, [sent], group=None) == []
+    assert held == [["a"], ["a.part"]]
+    assert (tmp_path / "a").read_bytes() == content

@@ -154,18 +154,19 @@ def commit(draft: Path, manifest: Manifest, *, guard: Callable[[], None] = lambd
     sync(final.parent)
     if rejected is not None:
         with contextlib.suppress(OSError):  # the new one is committed all the same, and `prune` comes by again
-            _remove(rejected)
+            remove(rejected)
     return final
 
 
 def _set_aside(checkpoint: Path) -> Path:
     """Rename what is to be deleted: killed in the middle of that, it must not look like a damaged checkpoint."""
     old = checkpoint.with_name(checkpoint.name + ".old")
-    _remove(old)
+    remove(old)
     return checkpoint.rename(old)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """A folder with what is in it; of a link only the link."""
     if path.is_dir() and not path.is_symlink():
         remove_folder(path)
     else:
@@ -207,7 +208,7 @@ def prune(
     for entry in folder.iterdir():
         left = _LEFTOVER.fullmatch(entry.name)
         if left and entry.is_dir() and (int(left[1]) <= newest or int(left[2] or fence) < fence):
-            _remove(entry)  # of a link only the link: what it leads to was put elsewhere by someone
+            remove(entry)  # of a link only the link: what it leads to was put elsewhere by someone
     return gone
 
 

@@ -272,12 +272,13 @@ class Slices:
         self._file, self._digest, self._gpu = file, digest, gpu
         self._stream: torch.cuda.Stream | None = None
         if gpu is not None:
+            torch.cuda.set_device(gpu)  # of this thread: the driver would open the first GPU too, for each rank
             # Its own: on that of the passes a copy would wait for what the compilation runs (warm_up.py).
             self._stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
             self._stream.wait_stream(torch.cuda.current_stream(gpu))  # the first values of the tensors
         # With the end of the copies out of a room, where they go on after the call.
         self._rooms = [
-            (pinning.take(size_bytes), torch.cuda.Event() if gpu is not None else None)  # type: ignore[no-untyped-call]
+            (pinning.take(size_bytes)[:size_bytes], torch.cuda.Event() if gpu is not None else None)  # type: ignore[no-untyped-call]
             for _ in range(2)
         ]
         self._pinned: dict[int, bool] = {}  # rooms, by their address, and whether the system pins them

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from trainmaster.train.checkpoint.disk import DiskTier
+from trainmaster.train.checkpoint.layout import INDEX
 from trainmaster.train.checkpoint.manifest import FileRecord
 from trainmaster.train.checkpoint.save import Save, SaveError, Written, describe, write_files
 from trainmaster.train.checkpoint.snapshot import Snapshot
@@ -53,6 +54,7 @@ class FirstTier:
         manifest = memory.save(
             snapshot.state.step,
             size_bytes=sum(tensor.nbytes for tensor in snapshot.tensors) + _FRAMES_BYTES,
+            files=[shard.name for shard in snapshot.layout.shards] + ([INDEX] if dist.get_rank() == 0 else []),
             write=write,
             describe=lambda parts: describe(snapshot, parts, fence=self._disk.fence.number),
             spare=copying,

@@ -4,7 +4,7 @@
         node                                 a word of its own: two ranks that read the same one share this memory
         step-00000050/__0_0.distcp …         files of this node's ranks, and copies of those of the node before it
         step-00000050/manifest.json          names the files of all nodes; written when each of them is on two nodes
-    room/                                files of a step that is no longer kept: the next one is written over them
+        room/                                files of a step that is no longer kept: the next one is written over them
 
 A folder without manifest is a save under way or one that was cut off. Its files count where they match a manifest that
 another node has: a run killed between two nodes' commits has the whole step.
@@ -28,7 +28,6 @@ from trainmaster.node.cgroup import free_bytes
 from trainmaster.node.host import Host
 from trainmaster.train.checkpoint import manifest as manifests
 from trainmaster.train.checkpoint.manifest import MANIFEST, Manifest
-from trainmaster.train.checkpoint.remove import remove_folder
 
 FOLDER_VARIABLE = "TRAINMASTER_MEMORY"  # instead of /dev/shm/trainmaster-UID; nodes on one machine need one each
 KEEP = 2  # complete steps: while the newest is being written, and while it is being copied, one is left
@@ -84,7 +83,7 @@ def begin(folder: Path, step: int) -> None:
     discard(folder, step)
     path = manifests.path_of(folder, step)
     try:
-        (folder / _ROOM).rename(path)
+        (folder / _ROOM).rename(path)  # make_room has looked at it
     except FileNotFoundError:
         path.mkdir(mode=0o700)
 
@@ -92,19 +91,16 @@ def begin(folder: Path, step: int) -> None:
 def discard(folder: Path, step: int) -> None:
     """Give back what this step takes."""
     path = manifests.path_of(folder, step)
-    # Its manifest first: killed in the middle, what is left must not look like a damaged checkpoint.
-    (path / MANIFEST).unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        # Its manifest first: killed in the middle, what is left must not look like a damaged checkpoint.
+        (path / MANIFEST).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        remove_folder(path)
+        manifests.remove(path)
 
 
 def commit(folder: Path, manifest: Manifest) -> None:
     """Now this step counts. Memory needs no fsync: it is gone with the power anyway."""
-    path = manifests.path_of(folder, manifest.step)
-    for entry in path.iterdir():
-        if entry.name not in manifest.files:  # of the step whose room this was
-            entry.unlink()
-    write_whole(path / MANIFEST, manifests.render(manifest), durable=False)
+    write_whole(manifests.path_of(folder, manifest.step) / MANIFEST, manifests.render(manifest), durable=False)
 
 
 def prune(folder: Path, *, newest: int, keep: int = KEEP, spare: Collection[int] = ()) -> None:
@@ -112,32 +108,40 @@ def prune(folder: Path, *, newest: int, keep: int = KEEP, spare: Collection[int]
     past = [step for step in _steps(folder) if step <= newest]
     committed = [step for step in past if (manifests.path_of(folder, step) / MANIFEST).exists()]
     for step in past:
-        if step not in committed[:keep] and step not in spare:
+        if step in committed[:keep] or step in spare:
+            continue
+        if step in committed:
             _retire(folder, step)
+        else:
+            # Never room: a run that was stopped in its save and has lost the lock has these files open, and goes on.
+            discard(folder, step)
 
 
 def _retire(folder: Path, step: int) -> None:
     """A step counts no more; its files are the room of the next one, or are given back where there is such room."""
     path = manifests.path_of(folder, step)
-    (path / MANIFEST).unlink(missing_ok=True)
-    try:
-        path.rename(folder / _ROOM)
-    except OSError:  # there is one
-        discard(folder, step)
+    if not path.is_symlink():
+        (path / MANIFEST).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is one
+            path.rename(folder / _ROOM)
+            return
+    discard(folder, step)
 
 
 def give_back_room(folder: Path) -> None:
     """Free what no step needs."""
     with contextlib.suppress(OSError):
-        remove_folder(folder / _ROOM)
+        manifests.remove(folder / _ROOM)
 
 
-def make_room(folder: Path, size_bytes: int, *, newest: int, spare: Collection[int] = ()) -> None:
-    """Free `size_bytes` by deleting older steps; CheckpointError where there is not enough room."""
+def make_room(
+    folder: Path, size_bytes: int, *, files: Collection[str], newest: int, spare: Collection[int] = ()
+) -> None:
+    """Free `size_bytes` for these files by deleting older steps; CheckpointError where there is not enough room."""
     prune(folder, newest=newest, spare=spare)
-    if _free(folder) + _room_bytes(folder) < size_bytes:
+    if _free(folder) + _room_bytes(folder, files) < size_bytes:
         prune(folder, newest=newest, keep=1, spare=spare)
-    must_have(folder, size_bytes - _room_bytes(folder))
+    must_have(folder, size_bytes - _room_bytes(folder, files))
 
 
 def must_have(folder: Path, size_bytes: int) -> None:
@@ -166,9 +170,21 @@ def _steps(folder: Path) -> list[int]:
     return sorted((int(match[1]) for name in names if (match := _STEP.fullmatch(name))), reverse=True)
 
 
-def _room_bytes(folder: Path) -> int:
-    room = folder / _ROOM
-    return sum(entry.stat().st_size for entry in room.iterdir()) if room.is_dir() else 0
+def _room_bytes(folder: Path, files: Collection[str]) -> int:
+    """What the next step has already, if the room is of the same files; any other room is given back.
+
+    After a change of ranks the old files would lie there beside the new ones until these are written.
+    """
+    try:
+        held = [] if (folder / _ROOM).is_symlink() else list(os.scandir(folder / _ROOM))
+        if {entry.name for entry in held} == set(files) and all(entry.is_file(follow_symlinks=False) for entry in held):
+            return sum(entry.stat().st_size for entry in held)
+    except NotADirectoryError:
+        pass
+    except FileNotFoundError:
+        return 0
+    give_back_room(folder)
+    return 0
 
 
 def _free(folder: Path) -> int:

@@ -20,6 +20,8 @@ from trainmaster.train.checkpoint.write import write
 from trainmaster.train.drill.failpoints import reach
 from trainmaster.train.parallel import rank_sync
 
+_PIECE_BYTES = 8 << 20
+
 
 def copy_to_disk(
     source: Path,
@@ -49,7 +51,7 @@ def copy_files(source: Path, draft: Path, mine: Mapping[str, FileRecord], *, thr
     """Several at once, as a save does: one core's SHA-256 is slower than most disks."""
 
     def copy(name: str) -> None:
-        if write(draft / name, _mapped(source / name), paged=True) != mine[name]:
+        if write(draft / name, _pieces(source / name), paged=True) != mine[name]:
             raise CheckpointError(f"{source / name} does not match its SHA-256 any more")
 
     with ThreadPoolExecutor(threads, thread_name_prefix="checkpoint-copy") as pool:
@@ -58,7 +60,12 @@ def copy_files(source: Path, draft: Path, mine: Mapping[str, FileRecord], *, thr
     reach("save:shards")
 
 
-def _mapped(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file in memory, where they lie."""
+def _pieces(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file; each piece begins at a page, and is there until the next one is asked for.
+
+    Read and not mapped: a mapped file that is cut kills the process (SIGBUS), and what was hashed is what is written.
+    """
+    room = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # used again and not taken anew for each piece
     with path.open("rb", buffering=0) as file:
-        yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        while count := file.readinto(room):
+            yield room[:count]

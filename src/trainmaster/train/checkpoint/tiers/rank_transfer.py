@@ -82,6 +82,7 @@ def _receive(folder: Path, items: Sequence[Transfer], source: int, group: dist.P
             continue
         with contextlib.ExitStack() as stack:
             try:
+                (folder / item.name).unlink(missing_ok=True)  # an older one: there may be no room for both
                 file = stack.enter_context(part.open("wb", buffering=0))
             except OSError as error:
                 file, fault = None, f"{item.name} cannot be written: {error}"

@@ -73,18 +73,20 @@ class Replicas:
         step: int,
         *,
         size_bytes: int,
+        files: Collection[str],
         write: Callable[[Path], Mapping[str, FileRecord]],
         describe: Callable[[Sequence[Mapping[str, FileRecord]]], Manifest],
         spare: Collection[int],
     ) -> Manifest:
         """Write this rank's files with `write`, copy them to the next node, commit on every node.
 
-        `size_bytes` is about what `write` will write; `describe` makes the manifest, on rank 0, from all ranks' files.
+        `size_bytes` is about what `write` will write, `files` are the names; `describe` makes the manifest, on rank 0,
+        from all ranks' files.
         """
         path = manifests.path_of(self._folder, step)
         try:
-            sizes = rank_sync.on_all(lambda: size_bytes, group=self._group)
-            rank_sync.on_all(lambda: self._begin(step, sizes, spare), group=self._group)
+            coming = rank_sync.on_all(lambda: (size_bytes, list(files)), group=self._group)
+            rank_sync.on_all(lambda: self._begin(step, coming, spare), group=self._group)
             parts = rank_sync.on_all(lambda: write(path), group=self._group)
             reach("memory:local")
             written = [(name, rank, record) for rank, part in enumerate(parts) for name, record in part.items()]
@@ -155,18 +157,15 @@ class Replicas:
         rank_sync.on_all(lambda: memory.commit(self._folder, manifest) if self._leads else None, group=self._loads)
         return path, manifest
 
-    def _begin(self, step: int, sizes: Sequence[int], spare: Collection[int]) -> None:
+    def _begin(self, step: int, coming: Sequence[tuple[int, Sequence[str]]], spare: Collection[int]) -> None:
         if not self._leads:
             return
-        need = self._size_on(self._node, sizes)
-        if self.nodes > 1:
-            need += self._size_on((self._node - 1) % self.nodes, sizes)  # copies of the node before this one
+        # Of this node, and as copies those of the node before it. With one node that is the same one.
+        here = [coming[rank] for node in {self._node, (self._node - 1) % self.nodes} for rank in self._ranks_on[node]]
+        need, files = sum(size for size, _ in here), [name for _, names in here for name in names]
         memory.discard(self._folder, step)
-        memory.make_room(self._folder, need, newest=step, spare=spare)
+        memory.make_room(self._folder, need, files=files, newest=step, spare=spare)
         memory.begin(self._folder, step)
-
-    def _size_on(self, node: int, sizes: Sequence[int]) -> int:
-        return sum(sizes[rank] for rank in self._ranks_on[node])
 
     def _peer(self, rank: int) -> int:
         """The rank on the next node that takes the copies of this one's files."""

@@ -172,17 +172,33 @@ def test_a_user_makes_the_server_call_aws_by_no_settings_file(db: Database, tmp_
 
 
 def test_every_route_that_starts_a_job_asks_for_trust() -> None:
-    """Functions of web/ that submit: as many as the contract has routes, and each asks whether the caller may."""
-    starts = {"submit", "submit_once", "resume", "run_again"}
+    """Functions of web/ that submit: as many as the contract has routes, and each asks whether the caller may.
+
+    It asks itself, or hands the submission to `follow`, which asks before it submits.
+    """
+    starts = {f"submitting.{verb}" for verb in ("submit", "submit_once", "resume", "run_again")}
+    functions = [
+        (path.name, function)
+        for path in (ROOT / "src" / "trainmaster" / "web").rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text()))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]
     found = 0
-    for path in (ROOT / "src" / "trainmaster" / "web").rglob("*.py"):
-        for function in ast.walk(ast.parse(path.read_text())):
-            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                used = {ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-                if used & {f"submitting.{verb}" for verb in starts}:
-                    found += 1
-                    assert "dependencies.need_trust" in used, f"{path.name}: {function.name}"
+    for file, function in functions:
+        used = {ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+        if used & starts:
+            found += 1
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            handed = [
+                ast.unparse(call.func).removeprefix("routes.") == "follow"
+                for call in calls
+                if any(ast.unparse(word) in starts for word in call.args)
+            ]
+            assert "dependencies.need_trust" in used or (handed and all(handed)), f"{file}: {function.name}"
     assert found == len(traits_contract.ROUTES)
+    (follow,) = [function for file, function in functions if (file, function.name) == ("jobs.py", "follow")]
+    called = [ast.unparse(node.func) for node in ast.walk(follow) if isinstance(node, ast.Call)]
+    assert called.index("dependencies.need_trust") < called.index("submit")
 
 
 def test_unknown_words() -> None:

@@ -105,7 +105,9 @@ def judge(name: str, address: str, status: int, tab: Page, parts: dict[str, str]
     actions = {re.sub(r"/[0-9a-f-]{36}/", "/ID/", each) for each in tab.locator("form[method=post]").evaluate_all(
         "(forms) => forms.map((form) => form.getAttribute('action'))")} - {"/logout", "/login"}  # fmt: skip
     of_users = {"/jobs/ID/cancel", "/jobs/ID/resume", "/jobs/ID/rerun", "/sets/ID/cancel"}
-    of_admins = {each for each in actions if each.startswith(("/settings/tokens", "/settings/webhooks"))}
+    of_admins = {
+        each for each in actions if each.startswith(("/settings/tokens", "/settings/webhooks", "/settings/budgets"))
+    }
     may = {"viewer": set(), "stranger": of_users, "user": of_users, "project admin": of_users | of_admins}
     if name in may and (more := actions - may[name]):
         wrong.append(f"{name} {address}: has the buttons {more}")

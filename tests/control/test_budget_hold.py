@@ -12,7 +12,6 @@ from control import test_dispatch as base
 from control.driving import driven, wait
 from control.scripted import GOOD, Scripted, at_once, take_over
 from trainmaster import targets
-from trainmaster.api.queue import QueueLine
 from trainmaster.control import budget
 from trainmaster.control import submit as submitting
 from trainmaster.control.context import Context
@@ -37,10 +36,6 @@ def cap(db: Database, project: str, period: str, cents: int) -> None:
         costs.set_budget(conn, project, period, cents, at=datetime.now(UTC))
 
 
-def _lines(db: Database) -> dict[str, QueueLine]:
-    return {each.job_id: each for each in queue_page.read(db).jobs}
-
-
 @pytest.mark.both_databases
 @pytest.mark.parametrize("period", ["total", "month"])
 def test_a_job_of_a_spent_project_waits_with_the_reason_and_has_nothing_kept_for_it(
@@ -62,10 +57,9 @@ def test_a_job_of_a_spent_project_waits_with_the_reason_and_has_nothing_kept_for
         why = f"the budget of project lab ({label}) is spent: $0.00 of $0.00; it waits until {until}"
         wait(lambda: base._find(db, paid).message == why)
         wait(lambda: "kept for it" in base._find(db, free).message)
-        wait(lambda: _lines(db)[paid.id].reason == why)  # the order is kept right after the messages
-        lines = _lines(db)
+        lines = {each.job_id: each for each in queue_page.read(db).jobs}
         held = lines[paid.id]
-        assert (held.position, held.expected_at, held.before) == (None, None, ())
+        assert (held.reason, held.position, held.expected_at, held.before) == (why, None, None, ())
         assert lines[free.id].position == 1 and lines[free.id].before == ()
         after = base._submit(db, target, "after", limits={"timeout_s": 60})
         wait(lambda: base._runs(db, after))

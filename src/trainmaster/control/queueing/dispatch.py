@@ -283,8 +283,8 @@ class Dispatcher:
             count *= _READ_MORE
         else:
             return set(), False
+        self._keep(place, decided.decisions)  # first: who reads a message finds the order that it is of
         self._apply(decided.decisions, {row.id: row for row in rows}, decided.projects)
-        self._keep(place, decided.decisions)
         waits = {wait.job for wait in decided.decisions.waits}
         waits -= {row.id for row in rows if row.request.max_wait_s is not None}
         return waits, bool(decided.decisions.starts)

@@ -41,7 +41,7 @@ def install(
 ) -> tuple[int, list[str]]:
     """The calls that install, with programs in place of pip and uv; `uv`, `pip`: what they end with."""
     put(folder, "pip", own_pip)
-    put(folder, "base", f'[ "$2" = venv ] || exec {sys.executable} "$@"')
+    put(folder, "base", f'[ "$2" = venv ] || exec "{sys.executable}" "$@"')
     # The version of pip is that of its program: the environment is whole.
     version = '[ "$*" = "-m pip --version" ] && echo version && exit 0'
     put(folder, "python", f'{version}\n[ "$1 $2" = "-m pip" ] || exit 0\n{pip}')

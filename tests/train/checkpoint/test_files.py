@@ -70,7 +70,7 @@ def test_pages_are_written_past_the_cache_and_by_way_of_it_where_that_is_refused
     def open_buffered(path: str | Path, flags: int, mode: int = 0o777) -> int:
         if flags & os.O_DIRECT:
             opened(path, flags & ~os.O_DIRECT, mode)  # as a FUSE may: the file is there, and is refused
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
         return opened(path, flags, mode)
 
     calls: list[int] = []

@@ -14,6 +14,7 @@ from trainmaster.train.checkpoint.manifest import FileRecord
 _SLICE_BYTES = 8 << 20  # hashed and written at one go: long against a lock of the interpreter, short against a stop
 _SYNC_BYTES = 256 << 20  # handed to the disk this often, so that it works from the start and not at the end alone
 _DIRECT = getattr(os, "O_DIRECT", 0)  # absent where the system is not Linux
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of a file system that only takes bytes by way of the page cache
 _BLOCK_BYTES = 4096  # a disk takes whole ones past the page cache
 
 
@@ -55,7 +56,7 @@ class _File:
         try:
             self.fd = os.open(path, flags | (_DIRECT if self.direct else 0), 0o644)
         except OSError as error:
-            if not self.direct or error.errno != errno.EINVAL:
+            if not self.direct or error.errno not in _REFUSALS:
                 raise
             path.unlink(missing_ok=True)  # some file systems refuse the flag after they have made the file
             self.fd, self.direct = os.open(path, flags, 0o644), False
@@ -68,7 +69,7 @@ class _File:
             try:
                 part = part[os.write(self.fd, blocks) :]
             except OSError as error:
-                if not self.direct or error.errno != errno.EINVAL:
+                if not self.direct or error.errno not in _REFUSALS:
                     raise
                 self._by_cache()
 

@@ -5,6 +5,7 @@
     PYTHONPATH=src python3 benchmarks/recovery.py --set checkpoint.memory.use=on      any field of the config
     PYTHONPATH=src python3 benchmarks/recovery.py --rivals                          on the CPU, under others too
     … --rivals --torchft-python PYTHON         and replica groups under ours and torchft (recovery_torchft.py)
+    PYTHONPATH=src python3 benchmarks/recovery.py --groups --preset tiny            two replica groups on one GPU
 
 A run is started, stopped on request (it saves) and started again, which is the start with a warm compile cache. Then
 come the kills: the first rank in place; every process of the run, after which the same command is given again; and with
@@ -120,16 +121,16 @@ class Run:
         plan = max((self.folder / "checkpoints" / "attempts").glob(f"*/{PLAN_FILE}"), key=os.path.getmtime)
         return str(Plan.from_json(plan.read_text()).mark)
 
-    def rank_pid(self) -> int:
-        """The process whose output is the log of rank 0."""
+    def rank_pid(self, rank: int) -> int:
+        """The process whose output is the log of this rank."""
         for pid in living(self.mark()):
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/fd/1").readlink().name == "rank-0.log":
+                if Path(f"/proc/{pid}/fd/1").readlink().name == f"rank-{rank}.log":
                     return pid
-        raise SystemExit("rank 0 was not found")
+        raise SystemExit(f"rank {rank} was not found")
 
-    def kill_rank(self) -> float:
-        pid, at = self.rank_pid(), time.time()
+    def kill_rank(self, rank: int = 0) -> float:
+        pid, at = self.rank_pid(rank), time.time()
         os.kill(pid, signal.SIGKILL)
         return at
 
@@ -154,6 +155,7 @@ def main() -> int:
     parser.add_argument("--folder", help="where checkpoints go; a temporary folder if not stated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="over the config")
     parser.add_argument("--without", action="store_true", help="also without recovery in place")
+    parser.add_argument("--groups", action="store_true", help="two ranks as two replica groups, which are killed in turn")
     parser.add_argument("--rivals", action="store_true", help="the same kills under our agent and under others")
     parser.add_argument("--titan-python", help="with --rivals: Python of an environment with torchtitan")
     parser.add_argument("--torchft-python", help="with --rivals: Python of an environment with torchft")
@@ -165,8 +167,11 @@ def main() -> int:
         return 0
     for preset in options.preset or ("llama3.2-1b", "llama3.1-8b"):
         with _folder(options.folder) as folder:
-            run = Run(folder, _config(preset, options, folder), options.ranks)
-            _show(preset, list(_measure(run, without=options.without)))
+            config = _config(preset, options, folder)
+            if options.groups:
+                _measure_groups(Run(folder, config | {"recovery": {"groups": 2}}, 2), preset)
+                continue
+            _show(preset, list(_measure(Run(folder, config, options.ranks), without=options.without)))
     return 0
 
 
@@ -203,6 +208,20 @@ def _measure(run: Run, *, without: bool) -> Iterator[Row]:
         yield _row(run, "start again", _started(run, recovery={"in_place": False}))
         run.train_on()
         yield _row(run, "SIGKILL of a rank, new attempt", run.kill_rank)
+    run.kill_all()
+
+
+def _measure_groups(run: Run, preset: str) -> None:
+    """The pause: to the next step of the group that is left; full strength: to the first step of both."""
+    run.start()
+    run.wait("START", "done", 0)
+    print(f"\n{preset}, two groups\n\n| SIGKILL of rank | pause | full strength | parts |\n|---|---|---|---|", flush=True)
+    for kill, rank in enumerate((1, 0, 1)):
+        run.train_on()
+        at = run.kill_rank(rank)
+        pause, full = (run.wait("RECOVERY", name, kill) for name in ("survived", "done"))
+        times = [_time(event["ts"]) - at for event in (pause, full)]
+        print(f"| {rank} | {times[0]:.2f} | {times[1]:.1f} | {full['data']['parts']} |", flush=True)
     run.kill_all()
 
 

@@ -44,6 +44,7 @@ from trainmaster.train.drill.judge import TOLERANCE
 SOURCE = str(Path(__file__).parents[2] / "src")
 NODES, RANKS = 2, 4
 STOP_LIMIT_S, FULL_LIMIT_S = 5.0, 20.0
+BOUND = TOLERANCE / 100  # of losses with groups; without kills they are at most 3e-7 apart in 1,500 steps
 STEP_S = 4.0  # longest step: a rank that stands still is found out a little earlier
 LOST_AFTER_S = 5.0
 WAIT_S = 300.0
@@ -52,7 +53,8 @@ GROUP_VICTIMS = ("rank", "rank", "rank", "rank", "two ranks", "agent 0", "launch
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 TRAIN: dict[str, Any] = {
     "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 1, "ffn_width": 32},
-    "optimizer": {"warmup_steps": 1},
+    # At the default rate (3e-3) rounding of the sums over groups grows to 5% of the loss in 700 steps without any kill.
+    "optimizer": {"warmup_steps": 1, "lr": 1e-4},
     "steps": 100_000, "epoch_steps": 100_000, "batch_sequences": 8, "sequence_tokens": 32, "eval_sequences": 0,
     "device": "cpu", "checkpoint": {"every_steps": 10, "lease_s": 2.0},
     "recovery": {"tries": 100},
@@ -268,12 +270,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def compare_groups(struck: Path, whole: Path) -> list[str]:
-    """The same with replica groups: losses within the drill's bound, and each sum of a step with each sample once."""
+    """The same with replica groups: losses within BOUND, and each sum of a step with each sample once."""
     expected = {data["step"]: data["loss"] for data in _steps(whole)}
     faults = [
         f"step {data['step']}: loss {data['loss']}, not {expected[data['step']]}"
         for data in _steps(struck)
-        if abs(data["loss"] - expected[data["step"]]) > TOLERANCE * abs(expected[data["step"]])
+        if abs(data["loss"] - expected[data["step"]]) > BOUND * abs(expected[data["step"]])
     ]
     (samples,) = (sample_log.read(path) for path in (whole / "samples").iterdir())
     made = set()

@@ -54,7 +54,7 @@ def test_a_sum_over_groups_without_each_sample_once_is_told(
     tmp_path: Path, made: dict[int, str], says: list[str]
 ) -> None:
     """Step 2 has samples 2 and 3; a third row is one that two groups took."""
-    whole, struck = write(tmp_path / "whole"), write(tmp_path / "struck", loss=1.0009)
+    whole, struck = write(tmp_path / "whole"), write(tmp_path / "struck", loss=1.000009)
     both = [{"step": 1, "first": 1, "rows": ["a"]}, {"step": 2, "first": 2, "rows": ["a", "a"]}]
     (whole / "samples" / "1" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in both))
     lines = [{"step": 1, "epoch": 1, "first": 1, "rows": ["a"]}, {"step": 1, "epoch": 1, "made": True}]
@@ -64,9 +64,9 @@ def test_a_sum_over_groups_without_each_sample_once_is_told(
         lines.append({"step": 2, "epoch": epoch, "made": True})
     (struck / "samples" / "1" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert compare_groups(struck, whole) == says
-    far = write(tmp_path / "far", loss=1.002)
+    far = write(tmp_path / "far", loss=1.00002)
     (far / "samples" / "1" / "rank-0.jsonl").write_text((struck / "samples" / "1" / "rank-0.jsonl").read_text())
-    assert compare_groups(far, whole) == ["step 2: loss 1.002, not 1.0", *says]
+    assert compare_groups(far, whole) == ["step 2: loss 1.00002, not 1.0", *says]
 
 
 @pytest.mark.matrix(one_in=24, of="runs of minutes on several machines")

@@ -155,7 +155,7 @@ def main() -> int:
     parser.add_argument("--folder", help="where checkpoints go; a temporary folder if not stated")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="over the config")
     parser.add_argument("--without", action="store_true", help="also without recovery in place")
-    parser.add_argument("--groups", action="store_true", help="two ranks as two replica groups, which are killed in turn")
+    parser.add_argument("--groups", action="store_true", help="two ranks as two replica groups, killed in turn")
     parser.add_argument("--rivals", action="store_true", help="the same kills under our agent and under others")
     parser.add_argument("--titan-python", help="with --rivals: Python of an environment with torchtitan")
     parser.add_argument("--torchft-python", help="with --rivals: Python of an environment with torchft")
@@ -215,7 +215,8 @@ def _measure_groups(run: Run, preset: str) -> None:
     """The pause: to the next step of the group that is left; full strength: to the first step of both."""
     run.start()
     run.wait("START", "done", 0)
-    print(f"\n{preset}, two groups\n\n| SIGKILL of rank | pause | full strength | parts |\n|---|---|---|---|", flush=True)
+    print(f"\n{preset}, two groups\n\n| SIGKILL of rank | pause | full strength | parts |", flush=True)
+    print("|---|---|---|---|", flush=True)
     for kill, rank in enumerate((1, 0, 1)):
         run.train_on()
         at = run.kill_rank(rank)

@@ -70,6 +70,18 @@ def test_the_newest_checkpoint_is_fetched_and_exported(home: Path, url: str, tmp
     assert isinstance(refused.exception, TrainmasterError) and "saved no checkpoint" in str(refused.exception)
 
 
+@pytest.mark.parametrize("where", [[], ["--server", "http://127.0.0.1:9"]])
+def test_a_folder_that_is_no_checkpoint_is_said_so_without_a_home_or_a_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINMASTER_HOME", str(tmp_path / "home"))
+    (tmp_path / "out").mkdir()
+    ended = run("export", "out", "model", *where)
+    assert isinstance(ended.exception, TrainmasterError) and "neither a checkpoint" in str(ended.exception)
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_the_newest_checkpoint_of_a_script_is_fetched(home: Path, url: str, tmp_path: Path, there: bool) -> None:
     where = ["--server", url] if there else ["--home", home]

@@ -287,6 +287,7 @@ def test_a_submission_says_what_to_type_next(tmp_path: Path) -> None:
     [
         ("jobs -o json", "--json prints JSON"),
         ("queue --output wide", "--json prints JSON"),
+        ("check --output evidence", "--json prints JSON to standard output, --out names a place"),
         ("jobs -n 3", "--limit N"),
         ("submit x.yaml --gpus 2", "resources.processes_per_node=8"),
         ("submit x.yaml --wait", "--follow"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -114,6 +114,22 @@ def test_a_folder_without_events_says_what_to_give(tmp_path: Path) -> None:
 def test_a_page_from_a_folder_is_a_page(tmp_path: Path) -> None:
     page = read_folder(attempt(tmp_path / "a", EVENTS, exited()))
     assert {field.name for field in dataclasses.fields(page)} == {field.name for field in dataclasses.fields(JobPage)}
+
+
+def test_a_lost_first_attempt_leaves_the_last_one_to_say_that_the_job_is_over(tmp_path: Path) -> None:
+    """A node that is lost writes no exit.json."""
+    begun = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    for number, record in ((1, None), (2, exited())):
+        start, end = begun + timedelta(hours=number), begun + timedelta(hours=number, minutes=2)
+        events: list[Event | bytes] = [
+            Event(ts=start, phase="TRAINING", event="start", data={"steps": 2, "batch_sequences": 1}),
+            Event(ts=end, phase="TRAINING", event="end", data={"step": 2}),
+        ]
+        attempt(tmp_path / "attempts" / str(number), events, record, name=f"job.{number}")
+    page = read_folder(tmp_path)
+    assert page.status is Status.COMPLETED
+    (one,) = page.run.iterations
+    assert (one.completed, one.seconds) == (True, 3720.0)
 
 
 def test_iterations_epochs_and_evaluations_of_a_bare_folder(tmp_path: Path) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
+import threading
 from collections.abc import Hashable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from pages import samples
+from trainmaster.control import maintain
 from trainmaster.core.states import Reason, Status
 from trainmaster.pages import budgets, cost, project_costs, spending
+from trainmaster.storage import open_store
 from trainmaster.store import attempts, costs
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.kept_sums import Recall
@@ -73,6 +78,51 @@ def test_each_change_shows_at_once_and_no_sum_is_made_twice(db: Database) -> Non
         db.kept.clear()
         assert read_all(db, NOW - timedelta(days=30)) == earlier
     assert ended and len(ended) < len(stories)
+
+
+def test_a_job_that_replaces_a_deleted_one_counts_by_itself(db: Database, tmp_path: Path) -> None:
+    """Every count is as before: attempts, prices, jobs by status."""
+
+    def complete(name: str, hours: int) -> str:
+        story = samples.Story(db, samples.spec(name=name, project="research"), at=NOW - timedelta(days=1)).start()
+        with db.write() as conn:
+            costs.set_price(conn, story.attempt, 100.0)
+        story.at += timedelta(hours=hours)
+        story.end_attempt().finish(Status.COMPLETED)
+        with db.write() as conn:
+            attempts.mark_released(conn, story.attempt, at=story.at)
+        return story.id
+
+    first = complete("first", 1)
+    before = read_all(db, NOW)
+    maintain.delete_job(db, open_store(tmp_path / "storage"), tmp_path, first, by="somebody")
+    complete("second", 10)
+    after = read_all(db, NOW)
+    db.kept.clear()
+    assert before != after == read_all(db, NOW)
+
+
+def test_threads_that_add_sums_do_not_disturb_each_other(db: Database) -> None:
+    with db.read() as conn:
+        recall = Recall(db, conn)
+    ended: list[int] = []
+
+    def add(first: int) -> None:
+        for number in range(first, first + 20_000):
+            recall(number, lambda: 0)
+        ended.append(first)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=add, args=(at * 100_000,)) for at in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(ended) == 4 and len(db.kept) <= 64
 
 
 def test_what_did_not_change_is_not_summed_again(db: Database) -> None:

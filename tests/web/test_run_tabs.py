@@ -232,6 +232,15 @@ def test_no_line_is_missed_by_what_is_looked_for_first(monkeypatch: pytest.Monke
         assert want
 
 
+@pytest.mark.parametrize("each", [7_240, 7_250, 8_000])  # times four: below, at and above the size of a piece
+def test_a_text_longer_than_a_piece_of_a_block_is_found(each: int) -> None:
+    log = b"".join(b"a" * 40_000 + b"\n" for _ in range(20))
+    request = {"offset": 0, "limit": 100}
+    pattern = f"a{{{each}}}" * 4
+    answers = list(log_grep.search(io.BytesIO(log), sought(pattern), request, until=float("inf")))
+    assert [answer["at"] for answer in answers if "at" in answer] == [at * 40_001 for at in range(20)]
+
+
 def test_lines_over_the_edge_of_a_block_are_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(log_grep, "_BLOCK", 64)
     path = tmp_path / "log"

@@ -136,8 +136,10 @@ class _Verb(TyperCommand):
         except Exception as wrong:  # typer may bring a click of its own
             option = getattr(wrong, "option_name", None)
             hint = _OTHER_OPTIONS.get((str(self.name), str(option)))
-            if hint is None and option in _FORMAT_OPTIONS and any("--json" in item.opts for item in self.params):
-                hint = "--json prints JSON"
+            if hint is None and option in _FORMAT_OPTIONS:
+                has = {word for item in self.params for word in item.opts}
+                to_file = " to standard output, --out names a place" if "--out" in has else ""
+                hint = f"--json prints JSON{to_file}" if "--json" in has else None
             if hint:
                 ctx.fail(f"No such option: {option}. {hint}")
             raise

@@ -16,6 +16,7 @@ from trainmaster.core.states import Status
 from trainmaster.pages.parts.usage import by_person, by_project, by_target, cost_of, list_lines
 from trainmaster.store import costs
 from trainmaster.store.capacity import eta
+from trainmaster.store.columns import slices
 from trainmaster.store.costs import Charge
 from trainmaster.store.database import Connection, Database
 from trainmaster.store.page_rows import cost_sums
@@ -26,7 +27,6 @@ from trainmaster.store.page_rows.runs import list_prices as list_price_rows
 from trainmaster.store.rows import JobRow
 
 MOST = 200  # jobs on one page
-_AT_ONCE = 500  # ids in one query
 _NOTHING = ClosedSums(projects={}, dearest={}, others={})
 
 
@@ -179,8 +179,8 @@ def list_exact(db: Database, ids: Sequence[str], *, now: datetime) -> dict[str, 
 def _list_unpriced(conn: Connection, jobs: Collection[str]) -> set[str]:
     """Which of these jobs state no price and are on a target where none is known."""
     ids, unpriced = sorted(jobs), set[str]()
-    for first in range(0, len(ids), _AT_ONCE):
-        unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=ids[first : first + _AT_ONCE])
+    for some in slices(ids):
+        unpriced |= costs.list_unpriced(conn, free=_free_targets(), jobs=some)
     return unpriced
 
 

@@ -140,7 +140,7 @@ def _iterations(
                     lines = _lines(path, over=record.exit is not None, zone=zone)
                     while some := list(itertools.islice(lines, _LINES)):
                         project(conn, attempt, EVENTS_FILE, some, job_id=_RECORDS)
-            return iteration_summary.read(db, _RECORDS, over=all(record.exit is not None for record in records))
+            return iteration_summary.read(db, _RECORDS, over=records[-1].exit is not None)
         finally:
             db.close()
 

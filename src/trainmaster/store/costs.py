@@ -15,11 +15,10 @@ from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delet
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
 from trainmaster.store import tables as t
-from trainmaster.store.columns import Sound, upsert
+from trainmaster.store.columns import Sound, slices, upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
-_AT_ONCE = 500  # ids in one query
 ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
@@ -96,21 +95,14 @@ def list_charges(
     if not jobs:
         return _charges(conn, wanted)
     ids, charges = sorted(jobs), []
-    for first in range(0, len(ids), _AT_ONCE):
-        charges += _charges(conn, [*wanted, _JOBS.id.in_(ids[first : first + _AT_ONCE])])
+    for some in slices(ids):
+        charges += _charges(conn, [*wanted, _JOBS.id.in_(some)])
     return charges
 
 
 def spent(conn: Connection, project: str, *, now: datetime, window: Window | None = None) -> Amount:
     """What a project has spent, in all or in a window."""
     return spent_by_project(conn, project=project, now=now, windows=[window])[0].get(project, Amount())
-
-
-def spent_of_budgets(conn: Connection, rows: Sequence[BudgetRow], *, now: datetime) -> dict[int, Amount]:
-    """By id: what was spent of each of these budgets in its present period."""
-    windows = list(dict.fromkeys(row.window(now) for row in rows))
-    sums = dict(zip(windows, spent_by_project(conn, now=now, windows=windows) if rows else (), strict=True))
-    return {row.id: sums[row.window(now)].get(row.project, Amount()) for row in rows}
 
 
 def spent_by_project(
@@ -194,8 +186,8 @@ def sum_groups(
     keys = (*owner, *held, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
-    for first in range(0, len(ids), _AT_ONCE):
-        query = select(_JOBS.id, *owner, *held, unstated).where(_JOBS.id.in_(ids[first : first + _AT_ONCE]))
+    for some in slices(ids):
+        query = select(_JOBS.id, *owner, *held, unstated).where(_JOBS.id.in_(some))
         owners |= {row[0]: tuple(row[1:]) for row in conn.execute(query)}
     # Nothing after `now`: the page of a project must not be of a later moment than that of all.
     is_past = recall("newest", lambda: _find_newest_end(conn)) <= now.timestamp() / 3600

@@ -34,7 +34,7 @@ from trainmaster.web.curve_cache import CurveCache
 from trainmaster.web.guard import GuardMiddleware
 from trainmaster.web.kept import Kept
 from trainmaster.web.ledgers import Ledgers
-from trainmaster.web.metrics import Meter, MetricsMiddleware
+from trainmaster.web.metrics import UNMEASURED, Meter, MetricsMiddleware
 from trainmaster.web.otlp.exporter import Exporter, TraceMiddleware
 from trainmaster.web.otlp.settings import Otlp
 from trainmaster.web.page_cache import PageCache
@@ -172,8 +172,11 @@ def warm_up(app: FastAPI | None = None) -> None:
     gc.freeze()
 
 
-async def _ask_pages(app: FastAPI) -> None:
-    """Ask for each page once, and for those of the newest job, as the user does whose server this is."""
+async def _ask_pages(app: FastAPI) -> dict[str, int]:
+    """Ask for each page once, and for those of the newest job, as the user does whose server this is; what came back.
+
+    In the state of these requests is that they are nobody's: they count in no metric and have no span.
+    """
     db: Database = app.state.db
     listed = jobs.list_jobs(db, limit=1)
     short = [row.id for row in listed if figures.measure_events(db, row.id) <= _SHORT]
@@ -185,19 +188,22 @@ async def _ask_pages(app: FastAPI) -> None:
         headers.append((b"authorization", f"Bearer {app.state.local.token}".encode()))
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request"}
+        return {"type": "http.disconnect"}  # no body is read
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        pass
+        if message["type"] == "http.response.start":
+            statuses[path] = message["status"]
 
+    statuses: dict[str, int] = {}
     for path in paths:
         name, _, query = path.partition("?")
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET", "scheme": "http",
-            "path": name, "raw_path": name.encode(), "query_string": query.encode(), "root_path": "", "state": {},
-            "headers": headers, "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 80),
+            "type": "http", "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "method": "GET",
+            "scheme": "http", "path": name, "raw_path": name.encode(), "query_string": query.encode(), "root_path": "",
+            "state": {UNMEASURED: True}, "headers": headers, "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 80),
         }  # fmt: skip
         await app(scope, receive, send)
+    return statuses
 
 
 @contextlib.asynccontextmanager

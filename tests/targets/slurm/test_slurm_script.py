@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -40,12 +43,22 @@ def directives(text: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
-def test_a_folder_with_odd_characters_is_one_word_of_a_directive() -> None:
-    """sbatch takes one pair of quotes and backslashes away, as a shell does, and % in --output is a pattern."""
-    odd = '/home/o\'hara/my "50%" #1 \\x'
-    words = [shlex.split(line) for line in directives(script(base=odd))]
-    assert [f"--chdir={odd}"] in words
-    assert [f"--output={odd.replace('%', '%%')}/slurm-%j.log"] in words
+@pytest.mark.skipif(shutil.which("sbatch") is None, reason="needs Slurm's sbatch")
+def test_sbatch_reads_a_folder_with_odd_characters_as_one_word(tmp_path: Path) -> None:
+    """sbatch itself: it takes the options of a script apart before it asks for a controller."""
+    odd = '/home/o\'hara/my "50%" #1 \\x é'
+    (tmp_path / "batch.sh").write_text(script(base=odd))
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\nNodeName=localhost\n"
+        "PartitionName=p Nodes=localhost\n"
+    )
+    done = subprocess.run(
+        ["sbatch", "-vvv", "--test-only", "batch.sh"], check=False, cwd=tmp_path, stderr=subprocess.PIPE, timeout=60,
+        env={**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf")},
+    ).stderr.decode()  # fmt: skip
+    read = re.findall(r'Found in script, argument "(.*)"$', done, re.MULTILINE)
+    assert f"--chdir={odd}" in read and f"--output={odd.replace('%', '%%')}/slurm-%j.log" in read, done
+    assert "Invalid directive" not in done
 
 
 def test_a_whole_script_is_valid_shell_and_has_every_option(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainmaster.cli import _console
-from trainmaster.cli._home import HomeOption
+from trainmaster.cli._home import HomeOption, is_new
 from trainmaster.cli._server import ServerOption
-from trainmaster.core.errors import MissingExtra, UsageError
+from trainmaster.core.errors import MissingExtra, TrainmasterError, UsageError
 
 if TYPE_CHECKING:
     from trainmaster.datasets.corpus.tokenizer import Tokenizer
@@ -97,13 +97,10 @@ def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) 
     if len(source.parts) != 1 or source.name.startswith("step-") or any(source.glob("step-*")):
         yield source
         return
-    if source.exists():  # `fetch JOB` makes a folder with the name of the job, and no checkpoint in it
-        with connect(home, server) as jobs:
-            try:
-                jobs.find(str(source))
-            except UsageError:  # there is none, or more than one
-                yield source
-                return
+    # `fetch JOB` makes a folder with the name of the job, and no checkpoint in it.
+    if source.exists() and not _names_job(str(source), home, server):
+        yield source
+        return
     from trainmaster.cli.jobs.fetch import fetch_checkpoint
     from trainmaster.models import hf
 
@@ -113,6 +110,20 @@ def _checkpoint(source: Path, out: Path, home: Path | None, server: str | None) 
         with connect(home, server) as jobs:
             fetch_checkpoint(jobs, jobs.find(str(source)), Path(folder))
         yield Path(folder)
+
+
+def _names_job(name: str, home: Path | None, server: str | None) -> bool:
+    """Whether there is just one job of this name. No home is made for the question."""
+    from trainmaster.cli._jobs import connect
+
+    if not server and is_new(home):
+        return False
+    try:
+        with connect(home, server) as jobs:
+            jobs.find(name)
+    except (TrainmasterError, OSError):
+        return False
+    return True
 
 
 def _export(

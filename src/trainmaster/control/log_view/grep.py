@@ -237,7 +237,7 @@ def _places_by_part(
 
 
 def _find_all(block: bytearray, size: int, part: bytes, start: int) -> Iterator[int]:
-    step = _PIECE - len(part) if len(part) > 1 else size  # for one byte the C library has something faster
+    step = _PIECE - len(part) if 1 < len(part) < _PIECE else size  # for one byte the C library has something faster
     for begin in range(start, size, step):
         end = min(size, begin + step + len(part) - 1)
         place = block.find(part, begin, end)

@@ -54,8 +54,8 @@ class Commands:
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            where = "install Slurm's commands here, or state `login` in a file: --on slurm:cluster.yaml"
-            text = f"slurm: {program} cannot be run: {error.strerror}; {where}"
+            where = "their folder is `commands` in a file (--on slurm:cluster.yaml), a machine that has them is `login`"
+            text = f"slurm: {program} cannot be run: {error.strerror}; install Slurm's commands: {where}"
             raise TargetError(text) from None
         try:
             async with waiting.timeout(timeout_s):

@@ -118,8 +118,10 @@ def render_script(job: Job) -> str:
 
 
 def _quote(path: str) -> str:
-    """A path as sbatch reads it in a directive: a space, a quote or a # ends or opens a word, unless it is escaped."""
-    return re.sub(r"([\s\\'\"#])", r"\\\1", path)
+    """A path as sbatch reads it in a directive: a blank ends a word outside of quotes, also behind a backslash."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", path, re.ASCII):
+        return path
+    return '"' + re.sub(r'([\\"])', r"\\\1", path) + '"'
 
 
 def _directives(job: Job) -> list[str]:

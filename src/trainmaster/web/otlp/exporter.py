@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trainmaster.web.metrics import METHODS
+from trainmaster.web.metrics import METHODS, UNMEASURED
 from trainmaster.web.otlp.encode import Span, encode_metrics, encode_traces
 from trainmaster.web.otlp.settings import Otlp
 
@@ -136,7 +136,7 @@ class TraceMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kept = None
-        if scope["type"] == "http":
+        if scope["type"] == "http" and UNMEASURED not in scope.get("state", {}):
             kept = self._exporter.sample(Headers(scope=scope).get("traceparent", ""))
         if kept is None:
             await self._app(scope, receive, send)

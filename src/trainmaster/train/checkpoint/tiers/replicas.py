@@ -118,6 +118,7 @@ class Replicas:
         """Drop what is older than a step that another tier has and this one could not take."""
         if self._leads:
             memory.prune(self._folder, newest=before - 1, keep=0)
+            memory.give_back_room(self._folder)
 
     def give_back_room(self) -> None:
         """Free what only the next save would use."""

@@ -20,6 +20,12 @@ def test_a_gap_stays_a_gap_and_a_single_point_is_drawn() -> None:
     assert set(lines[0][12:15]) == {"\u2800"}
 
 
+def test_steps_that_go_backwards_are_drawn() -> None:
+    """A script of somebody else may print any step."""
+    lines = curve([(30.0, 1.0), (60.0, 2.0), (1.0, 3.0)], width=10, height=3)
+    assert len({len(line) for line in lines}) == 1
+
+
 def test_values_at_the_end_of_what_a_float_holds_are_drawn() -> None:
     lines = curve([(1.0, -1e308), (2.0, 1.7e308), (3.0, 1.0)])
     assert lines[0].split()[0] == "1.7e+308" and lines[-1].split()[0] == "-1.0e308"

@@ -211,6 +211,17 @@ def test_a_run_struck_again_in_its_first_step_fails_no_random_state_that_others_
     assert judge.random_state(short, GROUND).verdict is Verdict.FAIL  # nothing tells that it is of no effect
 
 
+def test_random_states_are_not_passed_where_a_resume_began_with_another_one_that_nobody_can_judge() -> None:
+    """An earlier fault changed the run, and it was struck before the step after the save: only the plan is known."""
+    known = resumes(*lines_from(10))
+    late = replace(resumes(*lines_from(10, random={"torch": "r1"}))[0], own={}, clean=False)
+    finding = judge.random_state([*known, late], GROUND)
+    assert finding.verdict is Verdict.ERROR
+    assert "not judged" in finding.reason and "1 of 2 resumes" in finding.reason
+    same = replace(resumes(*lines_from(10))[0], own={}, clean=False)
+    assert judge.random_state([*known, same], GROUND).verdict is Verdict.PASS
+
+
 def test_generators_that_nobody_seeds_are_not_judged() -> None:
     ground = replace(GROUND, random=frozenset())
     assert judge.random_state(resumes(*lines_from(10, random={})), ground).verdict is Verdict.SKIP

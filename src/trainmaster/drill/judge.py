@@ -13,6 +13,7 @@ from trainmaster.drill.cuts import parts_of
 from trainmaster.drill.ground import SEE_STRIKES, Ground, count_known, enough, equal, pairs_after, placed
 from trainmaster.drill.judge_data import lost_in_the_middle
 from trainmaster.drill.lives import JUST_S, Resume
+from trainmaster.drill.witness_log import Line
 
 _LOAD_SCHEDULE = (
     "the state of the learning rate schedule is not saved or not loaded: save scheduler.state_dict() and load it after "
@@ -231,14 +232,17 @@ def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:
     """The random generators go on where they were; or what they draw is of no effect."""
     judged, unused = placed(resumes), set[str]()
     undecided: list[tuple[Resume, list[str]]] = []  # struck again in its first step: no weights tell of an effect
+    unknown: list[Resume] = []  # an earlier fault had changed the run, and nobody saw what it held there
     if judged and not ground.random:
         return skip("no generator is seeded", proof="their states differ between the two undisturbed runs")
     for resume in judged:
         held, got = resume.held(resume.base + 1), resume.lines[0]
         # A step of fewer micro-batches draws fewer numbers: told by `accumulation`.
+        if held is None and _differ(resume.planned(resume.base + 1), got, ground):
+            unknown.append(resume)
         if held is None or lost_in_the_middle(resume, ground):
             continue
-        wrong = sorted(name for name in ground.random if held.random.get(name) != got.random.get(name))
+        wrong = _differ(held, got, ground)
         if not wrong:
             continue
         pairs = pairs_after(resume)
@@ -251,8 +255,23 @@ def random_state(resumes: Sequence[Resume], ground: Ground) -> Finding:
     for resume, wrong in undecided:
         if not unused.issuperset(wrong):
             return _another_random_state(resume, wrong)
+    if unknown:
+        first = unknown[0]
+        return error(
+            f"not judged: after {first.strike} the random state at step {first.base + 1} is not that of the "
+            "undisturbed run, and what the struck run held there is not known "
+            f"({len(unknown)} of {len(judged)} resumes)",
+            action="mend first what failed, then drill again",
+        )
     without = f"; that of {' and '.join(sorted(unused))} differs, without effect on any weight" if unused else ""
     return enough(judged, f"random states as they were{without}", compared=count_known(judged))
+
+
+def _differ(held: Line | None, got: Line, ground: Ground) -> list[str]:
+    """Generators of another state."""
+    if held is None:
+        return []
+    return sorted(name for name in ground.random if held.random.get(name) != got.random.get(name))
 
 
 def ranks_agree(resumes: Sequence[Resume], world: int) -> Finding:

@@ -17,14 +17,14 @@ def curve(points: Sequence[tuple[float, float | None]], *, width: int = 60, heig
     xs, ys = [x for x, _ in points], [y for _, y in points if y is not None]
     if not ys:
         return []
-    low, high = min(ys), max(ys)
+    low, high, left, right = min(ys), max(ys), min(xs), max(xs)  # a foreign script may count its steps backwards
     cells = [[0] * width for _ in range(height)]
     last: tuple[int, int] | None = None
     for x, y in points:
         if y is None:
             last = None
             continue
-        column = round((x - xs[0]) / ((xs[-1] - xs[0]) or 1) * (width * 2 - 1))
+        column = round((x - left) / ((right - left) or 1) * (width * 2 - 1))
         # Halves: the difference of two floats may be beyond all of them.
         row = round((high / 2 - y / 2) / ((high / 2 - low / 2) or 1) * (height * 4 - 1))
         for c, r in _between(last, (column, row)):

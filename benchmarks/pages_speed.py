@@ -207,6 +207,7 @@ def measure_log(tab: Page, log: str, rounds: int) -> None:
         for _ in range(rounds):
             tab.goto(log)
             tab.locator("#log-find").fill(words)
+            tab.locator("[name=regex]").check()
             waited.append(timed(lambda: (tab.locator("#log-find").press("Enter"), tab.locator("#found").wait_for())))
         report(f"log: search for {words!r}", waited, tab.locator("#found").inner_text()[:70])
 

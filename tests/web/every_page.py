@@ -43,7 +43,7 @@ PAGES = {
     "/jobs/{uuid}": ("/jobs/{uuid}", "/jobs/{failed}", f"/jobs/{NOBODY}"),
     "/jobs/{uuid}/report": ("/jobs/{uuid}/report",),
     "/jobs/{uuid}/logs": ("/jobs/{uuid}/logs", "/jobs/{failed}/logs?stream=rank-0.log",
-                          "/jobs/{failed}/logs?stream=rank-0.log&find=a%28", "/jobs/{failed}/logs?find=e"),
+                          "/jobs/{failed}/logs?stream=rank-0.log&find=a%28&regex=true", "/jobs/{failed}/logs?find=e"),
     "/jobs/{uuid}/{tab}": tuple(f"/jobs/{{failed}}/{tab}" for tab, _ in TABS if tab not in ("", "logs")),
     "/sets/{set_id}": ("/sets/{set_id}",), "/queue": ("/queue",), "/nodes": ("/nodes", "/nodes?find=nothing"),
     "/nodes/one": ("/nodes/one?node={node}", "/nodes/one?gpu={gpu}"), "/nodes/drain": ("/nodes/drain?node={node}",),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -89,13 +90,18 @@ async def search(
     pattern: str,
     also: str | None = None,
     ignore_case: bool = False,
+    literal: bool = False,
     offset: int = 0,
     limit: int = 200,
     seconds: float = SECONDS,
 ) -> Found:
-    """Lines of a stream from an offset that an expression matches, and `also` another, for so many seconds at most."""
+    """Lines of a stream from an offset that an expression matches, and `also` another, for so many seconds at most.
+
+    `literal`: the pattern is a text, in which no character has a meaning of its own.
+    """
     if len(pattern) > LONGEST:
         raise UsageError(f"an expression has {LONGEST} characters at most")
+    pattern = re.escape(pattern) if literal else pattern
     path = _path(storage, job, attempt, stream) if logs.is_over(job, attempt) else None
     request = {"pattern": pattern, "ignore_case": ignore_case, "offset": offset, "limit": limit, "seconds": seconds,
                "path": path, "also": also}  # fmt: skip

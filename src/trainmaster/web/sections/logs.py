@@ -90,10 +90,11 @@ async def read(
     before: int | None = None,
     find: str = "",
     case: bool = False,
+    regex: bool = False,
     level: Level = "",
     skip: int = 0,
 ) -> Response:
-    """The end of the log, a place in it, or the lines that an expression matches."""
+    """The end of the log, a place in it, or the lines that hold a text or match an expression."""
     page, whole = await run_in_threadpool(live.glance, row.id)
     if page is None:
         raise not_found(row.id)
@@ -103,7 +104,7 @@ async def read(
         try:
             if find or level:
                 scene.caller = who.name
-                found = await _search(scene, find, case=case, level=level, skip=max(0, min(skip, 2**62)))
+                found = await _search(scene, find, case=case, regex=regex, level=level, skip=max(0, min(skip, 2**62)))
             else:
                 window = await _window(scene, at, before)
         except (TargetError, StorageError) as error:
@@ -116,7 +117,7 @@ async def read(
     values: dict[str, Any] = {
         "whole": whole, "tab": "logs", "tabs": TABS, "who": who, "may_act": who.may(Role.USER), "scene": scene,
         "window": window, "found": found, "wrong": wrong, "lines": [_line(scene, line) for line in lines], "at": at,
-        "find": find, "case": case, "level": level, "over": over, "tail": at is None and before is None,
+        "find": find, "case": case, "regex": regex, "level": level, "over": over, "tail": at is None and before is None,
         "attempts": [one.number for one in scene.attempts], "offsets": json.dumps(offsets),
         "size_of": {one.stream: one.size_bytes for one in scene.streams}, "all_streams": ALL,
     }  # fmt: skip
@@ -267,18 +268,19 @@ async def _window(scene: _Scene, at: int | None, before: int | None) -> Window:
     return Window(lines=(*window.lines, *more.lines)[-log_window.LINES :], start=window.start, end=more.end)
 
 
-async def _search(scene: _Scene, pattern: str, *, case: bool, level: Level, skip: int) -> Found:
-    """Lines that match; with a level and an expression, those that match both."""
-    if len(pattern) > log_search.LONGEST:
-        fault = f"an expression has {log_search.LONGEST} characters at most, and this one has {len(pattern)}"
+async def _search(scene: _Scene, find: str, *, case: bool, regex: bool, level: Level, skip: int) -> Found:
+    """Lines that match; with a level and a text or an expression, those that match both."""
+    if len(find) > log_search.LONGEST:
+        fault = f"what is looked for has {log_search.LONGEST} characters at most, and this has {len(find)}"
         return Found(lines=(), next=None, fault=fault)
     lines: list[LogLine] = []
     following: int | None = None
     all_logs = scene.logs()
     for number, log in enumerate(all_logs):
         found = await _grep(
-            scene, log, pattern or _LEVELS[level], limit=_MOST - len(lines), ignore_case=bool(pattern) and not case,
-            offset=skip if scene.stream != ALL else 0, also=_LEVELS[level] if level and pattern else None,
+            scene, log, find or _LEVELS[level], limit=_MOST - len(lines), ignore_case=bool(find) and not case,
+            offset=skip if scene.stream != ALL else 0, also=_LEVELS[level] if level and find else None,
+            literal=bool(find) and not regex,
         )  # fmt: skip
         if found.fault:
             return found
@@ -293,11 +295,12 @@ async def _search(scene: _Scene, pattern: str, *, case: bool, level: Level, skip
 
 async def _grep(
     scene: _Scene, log: Log, pattern: str, *, limit: int, ignore_case: bool = False, offset: int = 0,
-    also: str | None = None,
+    also: str | None = None, literal: bool = False,
 ) -> Found:  # fmt: skip
     return await log_search.search(
         log.db, log.storage, log.job, log.attempt, log.stream, slots=scene.request.app.state.searches,
         caller=scene.caller, pattern=pattern, ignore_case=ignore_case, offset=offset, limit=limit, also=also,
+        literal=literal,
     )  # fmt: skip
 
 

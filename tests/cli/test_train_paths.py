@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fork_server import ForkServer
+from trainmaster.cli.training import train as train_verb
+from trainmaster.core.plan import ExitRecord
+from trainmaster.core.states import Reason
 
 CONFIG = """
 device: cpu
@@ -39,3 +43,15 @@ def test_prepare_train_and_export_with_relative_paths(programs: ForkServer, tmp_
     assert (tmp_path / "model" / "config.json").exists()
     run(programs, tmp_path, "train", "config.yaml", "init_from=saved/here/step-00000002", "checkpoint.folder=again")
     assert (tmp_path / "again" / "step-00000002" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(("reason", "fruitless", "goes_on"), [
+    (Reason.BAD_CHECKPOINT, 1, False), (Reason.BAD_CHECKPOINT, 0, True), (Reason.CRASHED, 1, True),
+])  # fmt: skip
+def test_a_folder_that_was_refused_is_not_asked_again(
+    tmp_path: Path, reason: Reason, fruitless: int, goes_on: bool
+) -> None:
+    (tmp_path / "step-00000010").mkdir()
+    record = ExitRecord(attempt="a", ok=False, ended_at="2026-03-01T12:00:00+00:00", reason=reason, message="x")
+    plan = SimpleNamespace(checkpoints=str(tmp_path))
+    assert train_verb._may_go_on(1, record, plan, fruitless) is goes_on  # type: ignore[arg-type]

@@ -245,3 +245,10 @@ def test_a_number_above_its_bound_is_refused_in_a_new_spec_and_read_in_a_stored_
 @pytest.mark.parametrize("name", ["A\nB", "A B", "A\x1b[2J", "\u202eA"])
 def test_a_name_of_the_environment_that_a_shell_would_misread_is_refused(name: str) -> None:
     assert any("environment variable" in message for message in faults({**GOOD, "env": {name: "1"}}).values())
+
+
+@pytest.mark.parametrize(("word", "read"), [(True, "on"), (False, "off"), ("auto", "auto")])
+def test_on_and_off_without_quotes_are_the_words(word: object, read: str) -> None:
+    """YAML 1.1 reads them as booleans."""
+    config = build(TrainConfig, {"checkpoint": {"memory": {"use": word}}})
+    assert config.checkpoint.memory.use == read

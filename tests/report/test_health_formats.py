@@ -27,6 +27,7 @@ ELEMENTS = {
     "html", "head", "meta", "title", "style", "body", "main", "section", "div", "h1", "h2", "p", "b", "span", "dl",
     "dt", "dd", "header", "table", "thead", "tbody", "tr", "th", "td", "ol", "li", "svg", "g", "rect", "text", "figure",
     "figcaption", "details", "summary", "footer", "output", "line", "path", "circle", "desc",
+    "code",
 }  # fmt: skip
 
 

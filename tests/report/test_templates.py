@@ -34,3 +34,16 @@ def test_a_template_is_one_text_however_long_it_is(name: str) -> None:
     context = template.new_context({"values": list(range(100)), "value": "x"})
     assert len(list(template.root_render_func(context))) == 1
     assert all(len(list(block(context))) == 1 for block in template.blocks.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("type `trainmaster jobs`, then wait", "type <code>trainmaster jobs</code>, then wait"),
+        ("a ` alone", "a ` alone"),
+        ("none ``", "none ``"),
+        ("`<b>` and <i>", "<code>&lt;b&gt;</code> and &lt;i&gt;"),
+    ],
+)
+def test_commands_between_backticks_are_code(text: str, shown: str) -> None:
+    assert html.commands(text) == shown

@@ -267,6 +267,8 @@ def _value(
 
 def _choice(hint: Any, raw: object, path: str, faults: list[Fault]) -> object:
     words = list(get_args(hint)) if get_origin(hint) is Literal else [member.value for member in hint]
+    if isinstance(raw, bool) and raw not in words:  # YAML reads `on` and `off` as these
+        raw = {True: "on", False: "off"}[raw] if {"on", "off"} <= set(words) else raw
     if raw not in words or (isinstance(raw, bool) and raw not in [w for w in words if isinstance(w, bool)]):
         message = f"{_show(raw)} is not one of {', '.join(map(str, words))}"
         close = difflib.get_close_matches(str(raw), [str(word) for word in words], n=1)

@@ -69,6 +69,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     env.template_class = _Whole
+    env.filters["commands"] = commands
     env.globals.update(bounds=BOUNDS, dollars=dollars, price_words=price_words, submitter=submitter)
     env.globals.update(
         {name: getattr(formats, name) for name in ("age", "count", "duration", "moment", "percent", "short", "size")}
@@ -124,6 +125,15 @@ def _escape(value: object) -> str:
 def _clean(value: object) -> object:
     """Every value that a template prints passes here: text of a job is never control. Our own markup stays."""
     return clean(value) if type(value) is str else value
+
+
+def commands(text: str) -> Markup:
+    """A text whose parts between backticks are commands to type. One backtick alone is a character."""
+    parts = clean(text).split("`")
+    if len(parts) % 2 == 0 or "" in parts[1::2]:
+        return escape(clean(text))
+    shown = (Markup("<code>{}</code>").format(part) if at % 2 else escape(part) for at, part in enumerate(parts))
+    return Markup("").join(shown)
 
 
 def bar(share: float) -> Markup:

@@ -18,6 +18,7 @@ METRICS: dict[str, str] = {}
 TIMEOUT_S = nvidia.CHECK_TIMEOUT_S
 UTIL = "utilization/gpu_util"
 BUSY_PERCENT = 90.0
+_ALLOWED, _DEFAULT = "applications_clocks", "default_applications_clocks"
 SLOW_SHARE = 0.5  # of the highest clock; heavy matrix work takes an H100 down to about 0.7
 
 read = nvidia.read
@@ -29,10 +30,10 @@ def judge(gpus: nvidia.Gpus, expect: Expect) -> list[Finding]:
 
 def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
     most, now = gpu.number(" MHz", "max_clocks/sm_clock"), gpu.number(" MHz", "clocks/sm_clock")
-    allowed, usual = _set(gpu, "applications_clocks"), _set(gpu, "default_applications_clocks")
+    allowed, usual = _set(gpu, _ALLOWED), _set(gpu, _DEFAULT)
     if (allowed is None) != (usual is None) and not nvidia.is_desktop(gpu):
         # One alone cannot show that the clock was lowered.
-        path = "applications_clocks" if allowed is None else "default_applications_clocks"
+        path = _ALLOWED if allowed is None else _DEFAULT
         raise nvidia.NotReported(f"{path}/graphics_clock", gpu.text(f"{path}/graphics_clock"), applies=True)
     reach = min(most, allowed if allowed is not None else most)
     values = {"now_mhz": now, "max_mhz": most, "allowed_mhz": allowed, "default_mhz": usual}
@@ -41,6 +42,11 @@ def _judge_one(gpu: nvidia.Gpu, device: str, wanted: float | None) -> Finding:
         return fail(reason, action="reset its clocks: nvidia-smi -rac -rgc", device=device, **values)
     if allowed is not None and usual is not None and allowed < usual:
         reason = f"its clock is limited to {allowed:g} MHz; the default is {usual:g}"
+        return warn(reason, action="reset its clocks: nvidia-smi -rac", device=device, **values)
+    paths = [f"{name}/mem_clock" for name in (_ALLOWED, _DEFAULT)]
+    memory, default = (gpu.number(" MHz", path) if gpu.reports(path) else None for path in paths)
+    if memory is not None and default is not None and memory < default:
+        reason = f"its memory clock is limited to {memory:g} MHz; the default is {default:g}"
         return warn(reason, action="reset its clocks: nvidia-smi -rac", device=device, **values)
     busy = gpu.reports(UTIL) and gpu.number(" %", UTIL) >= BUSY_PERCENT
     if busy and now < most * SLOW_SHARE:

@@ -127,7 +127,7 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
         return fail(f"its fabric status is {status[:40]}", action=RESET, device=device, **values)
     health = {name: gpu.text(f"fabric/health/{name}") for name in HEALTHY if gpu.reports(f"fabric/health/{name}")}
     for name, good in HEALTHY.items():
-        if name in health and health[name] not in good:
+        if name in health and health[name] not in good and f"fabric/health/{name}" in gpu.reported_paths():
             reason = f"its fabric is not healthy: {name.replace('_', ' ')} {health[name][:40]}"
             return fail(reason, action=RESET, device=device, **values)
     for name in DOMAIN:
@@ -138,9 +138,9 @@ def _judge_one(gpu: nvidia.Gpu, device: str, evidence: Evidence, expect: Expect)
             reason = f"its {name} is {mine[:60]}, and {usual[:60]} on {count} other GPUs of this node"
             return fail(reason, action=RESET, device=device, **values)
     gpu.word(STATUS)
-    for name in HEALTHY:
+    for name in HEALTHY:  # after every value that can be read: ERR! is no fault of the fabric, and no pass
         path = f"fabric/health/{name}"
-        if name not in health and nvidia.most_report(evidence.gpus, gpu, path):
+        if name in health or nvidia.most_report(evidence.gpus, gpu, path):
             gpu.word(path)  # what most equal GPUs report it must report too
     for name, paths in DOMAIN.items():
         if gpu.reports(*paths) or nvidia.most_report(evidence.gpus, gpu, *paths):

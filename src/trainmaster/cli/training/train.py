@@ -125,7 +125,10 @@ def _may_go_on(code: int, record: ExitRecord | None, plan: Plan, fruitless: int)
         return False
     if fruitless and not any(Path(plan.checkpoints).glob("step-*")):
         return False
-    rule = (record.reason if record is not None and record.reason is not None else Reason.CRASHED).rule
+    reason = record.reason if record is not None and record.reason is not None else Reason.CRASHED
+    if fruitless and reason is Reason.BAD_CHECKPOINT:  # the folder of another run, say: it stays one
+        return False
+    rule = reason.rule
     return rule.retry or rule.by_progress
 
 

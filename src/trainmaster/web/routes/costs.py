@@ -10,11 +10,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from trainmaster.api.costs import Budget, Budgets, CostPage, Costs, JobCost
-from trainmaster.core.roles import Role
 from trainmaster.pages import budgets, cost, job_cost, project_costs
 from trainmaster.store import audit, costs
 from trainmaster.web import dependencies
-from trainmaster.web.auth import need
+from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused, not_found
 from trainmaster.web.routes import TRAINING, Body, group, reply
 
@@ -60,6 +59,12 @@ def parse_month(month: str | None) -> datetime | None:
     return datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC) if month is not None else None
 
 
+def need_budgets(who: Caller) -> None:
+    """Refuse to set what holds the caller: an admin of a project has no say in its budget."""
+    if not who.runs_server:
+        raise Refused(403, "forbidden", "budgets are set, raised and removed by an administrator of the server")
+
+
 @router.get("/v1/budgets", response_model=Budgets)
 def list_budgets(db: dependencies.Db, project: dependencies.Project) -> Response:
     """Budgets of projects, and the amounts spent."""
@@ -68,10 +73,10 @@ def list_budgets(db: dependencies.Db, project: dependencies.Project) -> Response
 
 @router.put("/v1/budgets/{project}/{period}", response_model=Budget)
 def set_budget(
-    project: dependencies.ProjectName, period: Period, cap: Cap, db: dependencies.Db, who: dependencies.Admin
+    project: dependencies.ProjectName, period: Period, cap: Cap, db: dependencies.Db, who: dependencies.User
 ) -> Response:
-    """Set the budget of a project. Jobs over budget are stopped after they have saved."""
-    need(who, Role.ADMIN, project=project)
+    """Set the budget of a project, as an admin of the server. Jobs over budget are stopped after they have saved."""
+    need_budgets(who)
     with db.write() as conn:
         costs.set_budget(conn, project, period, cap.cap_cents, at=datetime.now(UTC))
         subject, detail = f"budget:{project}/{period}", {"cap_cents": cap.cap_cents}
@@ -81,10 +86,10 @@ def set_budget(
 
 @router.delete("/v1/budgets/{project}/{period}", status_code=204, response_class=Response)
 def remove_budget(
-    project: dependencies.ProjectName, period: Period, db: dependencies.Db, who: dependencies.Admin
+    project: dependencies.ProjectName, period: Period, db: dependencies.Db, who: dependencies.User
 ) -> Response:
-    """Remove a budget. 404 if there is none."""
-    need(who, Role.ADMIN, project=project)
+    """Remove a budget, as an admin of the server. 404 if there is none."""
+    need_budgets(who)
     with db.write() as conn:
         removed = costs.remove_budget(conn, project, period)
         if removed:

@@ -207,7 +207,7 @@ def test_a_resume_over_the_budget_says_what_to_do_and_leads_back(db: Database, c
         costs.set_budget(conn, "lab", "month", 100, at=datetime.now(UTC))
     refused = client.post(f"/jobs/{story.id}/rerun")
     assert refused.status_code == 402, refused.text
-    assert "--set-cap lab=DOLLARS/month" in refused.text and "of $1.00" in refused.text
+    assert "ask an administrator of the server" in refused.text and "of $1.00" in refused.text
     assert 'href="/cost?project=lab"' in refused.text and f'href="/jobs/{story.id}"' in refused.text
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
+Each = Literal["jobs", "projects"]  # the lines of an export
 Bound = Literal["timeout_s", "max_cost"]  # the limit that a forecast is made of, where the pace of a job is unknown
 
 

@@ -26,8 +26,8 @@ _FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
 # As text: a number that is none would end the query. Of jobs without `gpus` alone: it takes the spec apart.
-_NODES = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["nodes"].as_string()))
-_EACH = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()))
+NODES = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["nodes"].as_string()))
+EACH = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()))
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -182,7 +182,7 @@ def sum_groups(
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
     owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status)
-    held = (_JOBS.gpus, _NODES, _EACH)
+    held = (_JOBS.gpus, NODES, EACH)
     keys = (*owner, *held, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
@@ -243,7 +243,7 @@ def _add(
     hours: float,
 ) -> None:  # fmt: skip
     *whose, gpus, nodes, each = key
-    gpus = _count(nodes) * _count(each) if gpus is None else gpus
+    gpus = count(nodes) * count(each) if gpus is None else gpus
     amount, before, gpu_hours = sums.get(tuple(whose), (Amount(), 0, 0.0))
     sums[tuple(whose)] = (amount + part, before + attempts, gpu_hours + hours * gpus)
 
@@ -253,10 +253,10 @@ def count_gpus(spec: Mapping[str, Any]) -> int:
     resources = spec.get("resources")
     stated = resources if isinstance(resources, Mapping) else {}
     nodes, each = (stated.get(name) for name in ("nodes", "processes_per_node"))
-    return _count(str(nodes)) * _count(str(each))
+    return count(str(nodes)) * count(str(each))
 
 
-def _count(text: str | None) -> int:
+def count(text: str | None) -> int:
     """A number of nodes or processes in a spec; 1 where it states none, or nothing that is a number."""
     return int(text) if text is not None and text.isdecimal() and len(text) < 8 else 1
 

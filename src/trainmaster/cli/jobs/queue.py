@@ -102,6 +102,8 @@ def queue(
 def _print(page: QueuePage) -> None:
     names = {line.job_id: line.name for line in page.jobs}
     rows = [_cells(line, names) for line in page.jobs]
+    if len({line.submitted_by for line in page.jobs}) == 1:  # one person, who knows
+        rows = [{column: text for column, text in row.items() if column != "by"} for row in rows]
     widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in rows[0]}
     if _console.out.width - sum(widths.values()) - 2 * len(widths) >= _WHY:
         table = Table(box=None, header_style="dim", pad_edge=False)

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from fastapi import Path, Query
 from pydantic import Field
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
-from trainmaster.api.costs import Budget, Budgets, CostPage, Costs, JobCost
-from trainmaster.pages import budgets, cost, job_cost, project_costs
+from trainmaster.api.costs import Budget, Budgets, CostPage, Costs, Each, JobCost
+from trainmaster.pages import budgets, cost, cost_csv, job_cost, project_costs
 from trainmaster.store import audit, costs
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
@@ -23,6 +23,8 @@ Period = Annotated[Literal["total", "month"], Path(description="total, or each c
 Month = Annotated[
     str | None, Query(pattern=r"^20[0-9][0-9]-(0[1-9]|1[0-2])$", description="calendar month in UTC, such as 2026-11")
 ]
+
+EachLine = Annotated[Each, Query(description="a line for each job, or sums of projects")]
 
 
 class Cap(Body):
@@ -52,6 +54,21 @@ def list_job_costs(
 ) -> Response:
     """Jobs by cost, highest first, with the sums of projects; in a month, or from the beginning."""
     return reply(cost.read(db, project=project, month=parse_month(month), limit=limit))
+
+
+@router.get(
+    "/v1/cost.csv",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+def download_costs(
+    db: dependencies.Db, project: dependencies.Project, month: Month = None, each: EachLine = "jobs"
+) -> Response:
+    """All jobs with what they cost, or projects by person, target and status, as CSV; in a month, or in all."""
+    pieces = cost_csv.read(db, each=each, project=project, month=parse_month(month))
+    name = f"cost-{each}-{month or 'all'}.csv"
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(pieces, media_type="text/csv", headers=headers)
 
 
 def parse_month(month: str | None) -> datetime | None:

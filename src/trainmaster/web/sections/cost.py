@@ -59,6 +59,7 @@ def show_costs(
         chosen=project,
         may_set=who.runs_server,
         set_budget=f"{link('/settings', project=seen)}#projects",
+        csv=lambda each: link("/v1/cost.csv", month=when and f"{when:%Y-%m}", project_id=seen, each=each),
         ledger=ledger,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
         lost_words=_LOST_WORDS,

@@ -60,7 +60,10 @@ def test_each_job_has_its_place_a_reason_and_what_is_before_it(db: Database) -> 
     _hold(db)
     page = queue.read(db)
     assert [(line.job_id, line.position) for line in page.jobs] == [(ids[2], 1), (ids[3], 2), (ids[1], 3)]
-    assert page.jobs[0].reason == "it needs 1 GPU, none is free; what becomes free is kept for it"
+    assert page.jobs[0].reason == (
+        "it needs 1 GPU, none is free; what becomes free is kept for it; "
+        "its start is not known: 1 running job has no limits.timeout_s"
+    )
     assert page.jobs[2].before == (ids[3], ids[2])
     assert page.jobs[2].reason == "it needs 1 GPU, and none is free"
     own = queue.read(db, project="other")
@@ -80,7 +83,7 @@ def test_on_a_terminal_the_reason_has_room(
     cli_queue._print(queue.read(db))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "priority" in lines[0]
-    assert len(lines) == {80: 6, 120: 5, 200: 3}[width], lines
+    assert len(lines) == {80: 7, 120: 6, 200: 4}[width], lines
     whole = " ".join(" ".join(lines).split())
     assert "it needs 1 GPU, and none is free" in whole
     assert ("a-long-name-of-a-job-that-waits" in lines[1]) == (width > 80)

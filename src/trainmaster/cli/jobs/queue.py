@@ -19,6 +19,7 @@ from trainmaster.cli._views.sets import next_text, wait_text
 from trainmaster.cli.jobs.jobs import age
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import submitter
 
 if TYPE_CHECKING:
     from trainmaster.api.queue import QueueLine, QueuePage
@@ -151,6 +152,7 @@ def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
         "job": line.job_id[:8],
         "name": line.name,
         "project": line.project,
+        "by": submitter(line.submitted_by),
         "target": line.target,
         "priority": line.priority,
         "needs": _needs(line),

@@ -96,6 +96,7 @@ def read(
             for name, each in sorted(projects[window].items())
         ),
         failed=cost_of(groups, Status.FAILED) if job is None else None,
+        limited=cost_of(groups, Status.FAILED, limited=True) if job is None else None,
         cancelled=cost_of(groups, Status.CANCELLED) if job is None else None,
         people=list_lines(groups, by_person),
         targets=list_lines(groups, by_target),

@@ -55,7 +55,8 @@ def _list_sums(db: Database, project: str | None, month: datetime | None, now: d
     yield [_SUMS]
     yield [
         (
-            *_whose(group.project, group.person, group.target), group.status, group.attempts,
+            *_whose(group.project, group.person, group.target),
+            "ended by a limit" if group.limited else group.status, group.attempts,
             *_figures(group.gpu_hours, group.amount),
         )
         for group in groups

@@ -14,12 +14,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
+from trainmaster.core.states import Reason
 from trainmaster.store import tables as t
 from trainmaster.store.columns import Sound, slices, upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
 ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
+_LIMITS = (Reason.OVER_BUDGET.value, Reason.TIMED_OUT.value)  # a job that they ended did not fail by itself
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
@@ -157,12 +159,13 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSum:
-    """What the jobs of one project, person, target and status have cost."""
+    """What the jobs of one project, person, target and status have cost; those that a limit ended by themselves."""
 
     project: str
     person: str | None  # name of the token; None: the command line on the home folder
     target: str
     status: str
+    limited: bool  # a budget or a time limit ended it
     amount: Amount
     attempts: int
     gpu_hours: float  # of what they held: nodes × processes_per_node, from when they were placed until given back
@@ -181,7 +184,8 @@ def sum_groups(
     unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
-    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status)
+    limited = case((_JOBS.reason.in_(_LIMITS), 1), else_=0)
+    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status, limited)
     held = (_JOBS.gpus, NODES, EACH)
     keys = (*owner, *held, price)
     owners: dict[str, tuple[Any, ...]] = {}
@@ -217,11 +221,12 @@ def sum_groups(
                     person=person,
                     target=target,
                     status=status,
+                    limited=bool(by_limit),
                     amount=amount,
                     attempts=attempts,
                     gpu_hours=gpu_hours,
                 )
-                for (of, person, target, status), (amount, attempts, gpu_hours) in sums.items()
+                for (of, person, target, status, by_limit), (amount, attempts, gpu_hours) in sums.items()
             ]
         )
     return groups

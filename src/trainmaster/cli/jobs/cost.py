@@ -157,12 +157,16 @@ def _print(page: CostPage, *, single: bool) -> None:
 
 
 def _note_ended(page: CostPage) -> None:
-    for cost, how in ((page.failed, "failed"), (page.cancelled, "were cancelled")):
+    for cost, how in (
+        (page.failed, "jobs that failed"),
+        (page.limited, "jobs that a budget or a time limit ended"),
+        (page.cancelled, "jobs that were cancelled"),
+    ):
         if cost is None or not (cost.known_cents or cost.unknown_parts):
             continue
         unknown = f"{cost.unknown_parts:,} attempt{'s' if cost.unknown_parts != 1 else ''} without a price"
         parts = [dollars(cost.known_cents)] if cost.known_cents else []
-        _console.note(f"of it jobs that {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
+        _console.note(f"of it {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
 
 
 def _cost(known_cents: Cents, unknown: int) -> str:

@@ -145,7 +145,7 @@ def test_the_page_shows_each_project_its_own_jobs(db: Database, tmp_path: Path) 
     assert mine not in own.text and "j1" not in own.text
     assert f"/jobs/{theirs}" in part and "<html" not in part
     assert "1 job of other projects waits too" in own.text and "other projects wait" not in whole.text
-    assert ">j3</td>" in whole.text and ">1 of other projects</td>" not in whole.text, "what is before it"
+    assert ">j3</td>" in whole.text and "and 1 job of other projects</td>" not in whole.text, "what is before it"
 
 
 def test_a_project_without_a_job_reads_that_others_wait(db: Database, tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ def test_before_a_job_are_names_and_the_number_of_others() -> None:
     names = {"a" * 36: "first", "b" * 36: "second"}
     assert say_before(None, (), names) == say_before(1, (), names) == ""
     assert say_before(3, ("b" * 36, "a" * 36), names) == "second, first"
-    assert say_before(3, ("b" * 36,), names) == "second and 1 of other projects"
+    assert say_before(3, ("b" * 36,), names) == "second and 1 job of other projects"
     assert say_before(9, ("b" * 36, "c" * 36), names) == "second, cccccccc and 6 more"
-    assert say_before(3, (), names) == "2 of other projects" and say_before(9, (), names) == "8 jobs"
+    assert say_before(3, (), names) == "2 jobs of other projects" and say_before(9, (), names) == "8 jobs"
 
 
 def test_show_says_the_place_of_a_job_that_waits(tmp_path: Path) -> None:

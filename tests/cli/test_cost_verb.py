@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,7 +23,7 @@ from trainmaster.pages import cost as page
 from trainmaster.pages import job as job_page
 from trainmaster.pages import jobs as jobs_page
 from trainmaster.report import phrases
-from trainmaster.store import attempts, audit, costs, jobs
+from trainmaster.store import attempts, audit, costs, jobs, tables
 from trainmaster.store.database import Database
 from trainmaster.store.events import append_events
 
@@ -219,3 +220,41 @@ def test_what_a_budget_does_not_count_is_said(db: Database, tmp_path: Path) -> N
     ]  # fmt: skip
     printed = ask(tmp_path).output
     assert "$20.00 and 1 job without a price" in printed and "$20.00 and 2 jobs without a price" in printed
+
+
+def test_a_whole_month_is_exported_without_a_limit(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainmaster.store.page_rows.cost_rows._BATCH", 2)
+    for name in ("one", "two", "three", "four", "five"):
+        a_job(db, name, NOW, cents=100, hours=0.5, resources={"processes_per_node": 4})
+    free = a_job(db, "free", NOW, cents=0, hours=1)
+    with db.write() as conn:
+        conn.execute(tables.jobs.update().where(tables.jobs.c.id == free).values(submitted_by="\u200b=1+1"))
+    a_job(db, "earlier", NOW - timedelta(days=40), cents=100, hours=1)
+    file = tmp_path / "month.csv"
+
+    def export(*words: str) -> list[dict[str, str]]:
+        assert ask(tmp_path, "--csv", str(file), *words).exit_code == 0
+        return list(csv.DictReader(file.read_text().splitlines()))
+
+    jobs = export("--month", "2026-11")
+    assert [row["job"] for row in jobs] == ["one", "two", "three", "four", "five", "free"]
+    assert {**jobs[0], "id": ""} == {
+        "project": "lab", "person": "local", "target": "local", "job": "one", "id": "", "status": "completed",
+        "reason": "", "attempts": "1", "gpu_hours": "2.0", "cost_usd": "0.5", "attempts_without_price": "0",
+    }  # fmt: skip
+    assert jobs[-1]["person"].startswith("'") and jobs[-1]["person"].endswith("=1+1")
+    assert (jobs[-1]["cost_usd"], jobs[-1]["attempts_without_price"]) == ("", "1"), "nobody stated a price"
+    sums = export("--month", "2026-11", "--sums")
+    names = ("project", "attempts", "gpu_hours", "cost_usd", "attempts_without_price")
+    assert [tuple(row[name] for name in names) for row in sums] == [
+        ("lab", "5", "10.0", "2.5", "0"), ("lab", "1", "1.0", "", "1"),
+    ]  # fmt: skip
+    assert len(export("--all")) == 7 and export("--project", "other", "--month", "2026-11") == []
+    text = file.with_name("same.csv")
+    with serve(db, tmp_path) as url:
+        assert ask(tmp_path, "--csv", str(text), "--month", "2026-11", "--server", url).exit_code == 0
+    export("--month", "2026-11")
+    assert text.read_bytes() == file.read_bytes()
+    assert ask(tmp_path, "--csv", "-", "--month", "2026-11").stdout == file.read_text()

@@ -27,3 +27,27 @@ def test_an_expected_start_stands_in_one_line(
     )  # fmt: skip
     _print(QueuePage(jobs=(line,), total=1, limit=50, offset=0, shares=(), made_at=NOW))
     assert "11-20 03:00 UTC at the latest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [90, 200])
+def test_who_submitted_is_a_column_where_more_than_one_did(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_console.out, "_width", width)
+    monkeypatch.setattr(_console.out, "_file", None)
+
+    def show(*people: str | None) -> str:
+        lines = tuple(
+            QueueLine(
+                job_id=f"{place}f1c1f0e", name="trial", project="lab", target="local", priority="normal", nodes=1,
+                processes_per_node=1, since=NOW, position=place, reason="none is free", before=(), expected_at=None,
+                submitted_by=who,
+            )
+            for place, who in enumerate(people, 1)
+        )  # fmt: skip
+        _print(QueuePage(jobs=lines, total=len(lines), limit=50, offset=0, shares=(), made_at=NOW))
+        return capsys.readouterr().out
+
+    both = show("alice", None)
+    assert " by " in both and "alice" in both and " local " in both
+    assert "alice" not in show("alice", "alice")

@@ -18,8 +18,8 @@ from trainmaster.control.context import Context
 from trainmaster.control.queueing import dispatch, sets
 from trainmaster.control.stage_handlers import handle_stage
 from trainmaster.core.config.sweep import parse_sweep
-from trainmaster.core.errors import OverBudget
-from trainmaster.core.spec import parse_spec
+from trainmaster.core.errors import OverBudget, UsageError
+from trainmaster.core.spec import JobSpec, parse_spec
 from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import queue as queue_page
 from trainmaster.queueing.state import Device
@@ -28,7 +28,7 @@ from trainmaster.store import attempts, costs, leases
 from trainmaster.store import jobs as rows
 from trainmaster.store.capacity import budget_hold, devices, queue
 from trainmaster.store.database import Database
-from trainmaster.targets import find_place
+from trainmaster.targets import Placement, find_place
 
 
 def cap(db: Database, project: str, period: str, cents: int) -> None:
@@ -183,3 +183,30 @@ def test_a_job_with_a_stated_price_of_nothing_is_not_placed_on_a_paid_machine(db
     assert not asyncio.run(handle_stage(plane, base._find(db, job)))
     after = base._find(db, job)
     assert (after.stage, after.attempts) == (Stage.QUEUED, 0) and "is spent: $0.00 of $0.00" in after.message
+
+
+def test_the_operator_prices_this_machine(db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that state no price count with it, and none states less."""
+    monkeypatch.setenv("TRAINMASTER_GPU_HOUR_PRICE", "2.50")
+
+    def ask(**resources: float) -> JobSpec:
+        return parse_spec({"name": "x", "project": "lab", "command": ["x"], "resources": resources})
+
+    priced = [({}, 250), ({"processes_per_node": 4}, 1000), ({"price_per_hour": 0}, 250), ({"price_per_hour": 9}, 900)]
+    for stated, cents in priced:
+        planned = targets.load("local").plan(Placement(attempt="a.1", spec=ask(**stated), job_folder=tmp_path / "a"))
+        assert budget.price_of(ask(**stated), planned.handle) == cents
+    job = submitting.submit(db, ask(price_per_hour=0))
+    plane = Context(
+        db=db, home=tmp_path, load=targets.load, token=take_over(db), storage=open_store(tmp_path / "storage")
+    )  # fmt: skip
+    cap(db, "lab", "total", 0)
+    with pytest.raises(OverBudget, match="ask an administrator of the server"):
+        submitting.submit(db, ask())
+    assert budget.note_uncounted(db, job) is None, "it counts"
+    assert not asyncio.run(handle_stage(plane, base._find(db, job)))
+    assert "is spent: $0.00 of $0.00" in base._find(db, job).message
+    for wrong in ("-1", "nan", "two"):
+        monkeypatch.setenv("TRAINMASTER_GPU_HOUR_PRICE", wrong)
+        with pytest.raises(UsageError, match="is no price"):
+            targets.load("local").plan(Placement(attempt="a.1", spec=ask(), job_folder=tmp_path / "a"))

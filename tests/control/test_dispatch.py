@@ -117,7 +117,7 @@ def test_a_job_waits_for_its_gpu_and_gets_it_when_nothing_of_the_other_is_left(d
         wait(lambda: _runs(db, first) and _runs(db, second) and bool(_find(db, third).message))
         waiting = _find(db, third)
         assert waiting.stage is Stage.QUEUED
-        assert waiting.message == "it needs 1 GPU, none is free; what becomes free is kept for it"
+        assert waiting.message.startswith("it needs 1 GPU, none is free; what becomes free is kept for it")
         held = {row.device: row.attempt for row in devices.list_devices(db)}
         assert sorted(held.values()) == sorted([f"{first.id}.1", f"{second.id}.1"])
         assert attempts.list_attempts(db, first.id)[0].handle["devices"] == {  # type: ignore[index]

@@ -60,7 +60,10 @@ def test_each_job_has_its_place_a_reason_and_what_is_before_it(db: Database) -> 
     _hold(db)
     page = queue.read(db)
     assert [(line.job_id, line.position) for line in page.jobs] == [(ids[2], 1), (ids[3], 2), (ids[1], 3)]
-    assert page.jobs[0].reason == "it needs 1 GPU, none is free; what becomes free is kept for it"
+    assert page.jobs[0].reason == (
+        "it needs 1 GPU, none is free; what becomes free is kept for it; "
+        "its start is not known: 1 running job has no limits.timeout_s"
+    )
     assert page.jobs[2].before == (ids[3], ids[2])
     assert page.jobs[2].reason == "it needs 1 GPU, and none is free"
     own = queue.read(db, project="other")
@@ -80,7 +83,7 @@ def test_on_a_terminal_the_reason_has_room(
     cli_queue._print(queue.read(db))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width and "priority" in lines[0]
-    assert len(lines) == {80: 6, 120: 5, 200: 3}[width], lines
+    assert len(lines) == {80: 7, 120: 6, 200: 4}[width], lines
     whole = " ".join(" ".join(lines).split())
     assert "it needs 1 GPU, and none is free" in whole
     assert ("a-long-name-of-a-job-that-waits" in lines[1]) == (width > 80)
@@ -142,7 +145,7 @@ def test_the_page_shows_each_project_its_own_jobs(db: Database, tmp_path: Path) 
     assert mine not in own.text and "j1" not in own.text
     assert f"/jobs/{theirs}" in part and "<html" not in part
     assert "1 job of other projects waits too" in own.text and "other projects wait" not in whole.text
-    assert ">j3</td>" in whole.text and ">1 of other projects</td>" not in whole.text, "what is before it"
+    assert ">j3</td>" in whole.text and "and 1 job of other projects</td>" not in whole.text, "what is before it"
 
 
 def test_a_project_without_a_job_reads_that_others_wait(db: Database, tmp_path: Path) -> None:
@@ -158,9 +161,9 @@ def test_before_a_job_are_names_and_the_number_of_others() -> None:
     names = {"a" * 36: "first", "b" * 36: "second"}
     assert say_before(None, (), names) == say_before(1, (), names) == ""
     assert say_before(3, ("b" * 36, "a" * 36), names) == "second, first"
-    assert say_before(3, ("b" * 36,), names) == "second and 1 of other projects"
+    assert say_before(3, ("b" * 36,), names) == "second and 1 job of other projects"
     assert say_before(9, ("b" * 36, "c" * 36), names) == "second, cccccccc and 6 more"
-    assert say_before(3, (), names) == "2 of other projects" and say_before(9, (), names) == "8 jobs"
+    assert say_before(3, (), names) == "2 jobs of other projects" and say_before(9, (), names) == "8 jobs"
 
 
 def test_show_says_the_place_of_a_job_that_waits(tmp_path: Path) -> None:

@@ -107,7 +107,35 @@ def test_quota_holds_and_smaller_jobs_do_not_keep_a_large_one_of_their_project_f
     decided = _decide(*waiting, running=(_run("r", 0),), now_s=3.0, shares=shares)
     assert _started(decided) == ["other"]
     assert [(wait.job, wait.why) for wait in decided.waits] == [("four", "quota"), ("one", "quota")]
-    assert decided.waits[0].text == "project lab has 1 of its quota of 4 GPUs, and this job needs 4"
+    text, _, missing = decided.waits[0].text.partition("; ")
+    assert text == "project lab has 1 of its quota of 4 GPUs, and this job needs 4" and "limits.timeout_s" in missing
+
+
+def test_a_start_behind_a_quota_is_known_where_the_jobs_before_it_have_limits() -> None:
+    def find(*running: Running, each: int = 2) -> tuple[float | None, bool, str]:
+        waiting = (_wait("a", each), _wait("b", 1, since_s=1.0))
+        first, second = _decide(*waiting, running=running, now_s=5.0, shares={"lab": Share(quota=4)}).waits
+        assert (first.why, second.why, second.start_s) == ("quota", "quota", None)
+        assert second.text == "project lab may hold 4 GPUs at once, and an earlier job of it waits for them"
+        return first.start_s, first.latest, first.text.partition("; ")[2]
+
+    limited, measured = _run("r", 0, 1, end_s=100.0, end_latest=True), _run("s", 2, 3, end_s=200.0)
+    assert find(limited, measured) == (100.0, True, "")
+    assert find(limited, measured, each=4) == (200.0, False, "")
+    assert find(replace(limited, stopping=True), measured) == (5.0, False, "")
+    unlimited, other = replace(measured, end_s=None), _run("x", 4, 5, 6, 7, project="x")
+    assert find(limited, unlimited) == (100.0, True, "")
+    missing = "its start is not known: 1 running job has no limits.timeout_s"
+    assert find(limited, unlimited, each=4) == (None, False, missing)
+    assert find(limited, measured, other) == (100.0, True, ""), "it gets what its own project gives back"
+    lent = (replace(limited, devices={"m0": ("GPU-0",)}), _run("s", 1, 2, 3), *(_run("x", 4, 5, 6, 7, project="x"),))
+    assert find(*lent, each=3)[0] is None
+
+
+def test_a_start_that_is_not_known_says_what_is_missing() -> None:
+    (wait,) = _decide(_wait("a", 8), running=(_run("r", 0), _run("s", 1), _run("t", 2, end_s=9.0))).waits
+    assert wait.start_s is None
+    assert wait.text.endswith("; its start is not known: 2 running jobs have no limits.timeout_s")
 
 
 def test_the_job_that_loses_least_is_preempted_and_no_more_than_needed() -> None:

@@ -65,7 +65,7 @@ OF_USERS = {
     "set_trials",
     "schedules",
 }  # tables that a user's requests write
-OF_OPERATORS = {"known_targets", "target_grants", "machines"}
+OF_OPERATORS = {"known_targets", "target_grants", "machines", "budgets"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def test_the_page_of_costs_leads_to_the_form_of_a_budget(db: Database, tmp_path:
 
         def check() -> None:
             assert places(whole) == ["/settings#projects"] and places(user) == []
-            assert places(own) == places(whole, "/cost?project=lab") == ["/settings?project=lab#projects"]
+            assert places(own) == [] and places(whole, "/cost?project=lab") == ["/settings?project=lab#projects"]
 
         check()  # nothing has cost anything
         run(db, cents=500, start=datetime.now(UTC) - HOUR, project="lab")
@@ -79,7 +79,8 @@ def test_the_page_of_costs_leads_to_the_form_of_a_budget(db: Database, tmp_path:
         with db.write() as conn:
             costs.set_budget(conn, "lab", "month", 1000, at=datetime.now(UTC))
         check()
-        assert 'action="/settings/budgets"' in client.get(places(own)[0], headers=own).text
+        assert 'action="/settings/budgets"' in client.get("/settings?project=lab", headers=whole).text
+        assert 'action="/settings/budgets"' not in client.get("/settings?project=lab", headers=own).text
 
 
 def test_a_share_is_set_and_seen_in_settings_and_queue(db: Database, client: TestClient) -> None:
@@ -175,20 +176,29 @@ def test_what_another_admin_set_meanwhile_is_not_overwritten_unseen(db: Database
     assert state()[:2] == (("month", 100), ("total", 800)) and (share_now.quota, share_now.weight) == (4, 3.0)
 
 
-def test_an_admin_of_a_project_sets_its_cap_alone(db: Database, tmp_path: Path) -> None:
+def test_only_an_admin_of_the_server_sets_a_budget(db: Database, tmp_path: Path) -> None:
     app = create_app(db, tmp_path, reconcile=False, require_token=True)
+    with db.write() as conn:
+        costs.set_budget(conn, "lab", "month", 5, at=datetime.now(UTC))
+    story = run(db, cents=500, start=datetime.now(UTC) - HOUR, project="lab", target="slurm")
+    refusal = "set, raised and removed by an administrator of the server"
     with TestClient(app, base_url=BASE, client=LOCAL, follow_redirects=False) as client:
-        client.headers.update(issue(db, "ann", Role.ADMIN, "lab"))
-        assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 200
-        assert client.post("/settings/budgets", data={"project": "other", "dollars": "1"}).status_code == 403
-        forged_form = {"project": "other", "dollars": "1", "seen": "other", "seen_month": "1"}
-        forged = client.post("/settings/budgets", data=forged_form)
-        assert forged.status_code == 403 and "meanwhile" not in forged.text, "it names no cap of another project"
-        assert client.post("/settings/shares", data={"project": "lab", "quota": "1"}).status_code == 403
-        assert "set-share" not in client.get("/settings").text
-        assert typed_in(client.get("/settings?project=other").text) == [{"project": "lab", "dollars": "1.00"}]
-        client.headers.update(issue(db, "bob", Role.USER, "lab"))
-        assert client.post("/settings/budgets", data={"project": "lab", "dollars": "1"}).status_code == 403
+        for name, role in (("ann", Role.ADMIN), ("bob", Role.USER)):
+            client.headers.update(issue(db, name, role, "lab"))
+            for project in ("lab", "other"):
+                typed = {"project": project, "dollars": "1", "seen": project, "seen_month": "1"}
+                answers = [
+                    client.post("/settings/budgets", data=typed),
+                    client.post("/settings/budgets", data={**typed, "dollars": "none"}),
+                    client.put(f"/v1/budgets/{project}/month", json={"cap_cents": 10_000}),
+                    client.delete(f"/v1/budgets/{project}/month"),
+                ]
+                assert all(answer.status_code == 403 and refusal in answer.text for answer in answers)
+            gone = client.delete(f"/v1/training/jobs/{story.id}")
+            assert gone.status_code == 403 and "administrator of the server" in gone.text
+            assert client.post("/settings/shares", data={"project": "lab", "quota": "1"}).status_code == 403
+        client.headers.update(issue(db, "boss", Role.ADMIN))
+        assert client.put("/v1/budgets/lab/month", json={"cap_cents": 6}).status_code == 200
 
 
 def test_a_resume_over_the_budget_says_what_to_do_and_leads_back(db: Database, client: TestClient) -> None:
@@ -197,7 +207,7 @@ def test_a_resume_over_the_budget_says_what_to_do_and_leads_back(db: Database, c
         costs.set_budget(conn, "lab", "month", 100, at=datetime.now(UTC))
     refused = client.post(f"/jobs/{story.id}/rerun")
     assert refused.status_code == 402, refused.text
-    assert "--set-cap lab=DOLLARS/month" in refused.text and "of $1.00" in refused.text
+    assert "ask an administrator of the server" in refused.text and "of $1.00" in refused.text
     assert 'href="/cost?project=lab"' in refused.text and f'href="/jobs/{story.id}"' in refused.text
 
 

@@ -196,6 +196,21 @@ def test_what_failed_and_what_was_cancelled_is_told_apart(any_db: Database, caps
     assert "of it jobs that were cancelled: $2.00 and 1 attempt without a price" in said
 
 
+@pytest.mark.parametrize("reason", ["over_budget", "timed_out", "crashed"])
+def test_what_a_limit_ended_did_not_fail(db: Database, capsys: pytest.CaptureFixture[str], reason: str) -> None:
+    run(db, cents=300, start=NOW - HOUR, status=Status.FAILED)
+    stopped = run(db, cents=500, start=NOW - HOUR, status=Status.FAILED)
+    with db.write() as conn:
+        conn.execute(tables.jobs.update().where(tables.jobs.c.id == stopped.id).values(reason=reason))
+    for page in (spending.read(db, month=NOW, now=NOW), cost.read(db, month=NOW, now=NOW)):
+        assert page.failed is not None and page.limited is not None
+        found = (page.failed.cents, page.limited.cents)
+        assert found == ((800, 0) if reason == "crashed" else (300, 500))
+    cli_cost._print(cost.read(db, month=NOW, now=NOW), single=False)
+    said = capsys.readouterr().err
+    assert ("jobs that a budget or a time limit ended: $5.00" in said) == (reason != "crashed")
+
+
 def test_what_failed_and_what_was_cancelled_has_figures_of_its_own(client: TestClient, db: Database) -> None:
     fill_with_ends(db, datetime.now(UTC))
     client.app.state.ledgers.refresh()  # type: ignore[attr-defined]
@@ -208,7 +223,7 @@ def test_what_failed_and_what_was_cancelled_has_figures_of_its_own(client: TestC
     assert figure("failed") == "jobs that failed: $57.00"
     assert figure("cancelled") == "jobs that were cancelled: $2.00 and 1 attempt without a price"
     assert figure("lost").startswith("Lost, in all months $")
-    assert "Lost: repeated work, stalled, save stall, idle after the end, data wait and straggler wait in" in text
+    assert "repeated work, stalled, save stall, idle after the end, data wait and straggler wait in" in text
 
 
 def test_a_budget_has_a_date_only_where_the_forecast_comes_to_it(db: Database) -> None:

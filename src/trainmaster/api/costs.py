@@ -9,6 +9,7 @@ from typing import Literal
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Status
 
+Each = Literal["jobs", "projects"]  # the lines of an export
 Bound = Literal["timeout_s", "max_cost"]  # the limit that a forecast is made of, where the pace of a job is unknown
 
 
@@ -141,8 +142,9 @@ class CostPage:
     made_at: datetime
     people: tuple[SpendingLine, ...] = ()
     targets: tuple[SpendingLine, ...] = ()
-    failed: Cost | None = None  # of jobs that failed; null: one job is shown
+    failed: Cost | None = None  # of jobs that failed, without those of `limited`; null: one job is shown
     cancelled: Cost | None = None  # of jobs that were cancelled
+    limited: Cost | None = None  # of jobs that a budget or a time limit ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +205,7 @@ class Spending:
     unknown_going: int  # attempts that hold machines now whose price nobody stated
     forecast_cents: Cents | None  # at the end of the present month, as far as prices are known; null: no price is
     failed: Cost  # of jobs that failed, with all of their attempts
+    limited: Cost  # of jobs that a budget or a time limit ended
     cancelled: Cost
     projects: tuple[SpendingLine, ...]
     people: tuple[SpendingLine, ...]

@@ -346,6 +346,12 @@ class Client(QueueCalls):
         """Costs by job, in a month such as "2026-11" or from the beginning."""
         return decode(CostPage, self.get("/v1/cost/jobs", project_id=project, month=month, limit=limit))
 
+    def cost_csv(self, *, each: str = "jobs", project: str | None = None, month: str | None = None) -> Iterator[str]:
+        """All jobs with their costs as CSV, or sums of projects; in a month such as "2026-11" or from the beginning."""
+        params = {"each": each, "project_id": project, "month": month}
+        with self._transport.stream("/v1/cost.csv", params=params) as answer:
+            yield from answer.iter_text()
+
     def goodput(self, *, project: str | None = None, month: str | None = None, limit: int = 20) -> GoodputPage:
         """What the GPUs did: sums by project, target and month, in a month such as "2026-11" or from the beginning."""
         return decode(GoodputPage, self.get("/v1/goodput", project_id=project, month=month, limit=limit))

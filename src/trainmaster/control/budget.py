@@ -49,7 +49,7 @@ def price_of(spec: JobSpec, handle: Mapping[str, Any] | None) -> float | None:
     """Cents an hour for the whole attempt, None if unknown: as the spec or the target's handle states it.
 
     Of two, the higher one: a spec cannot make a machine cheaper than its target charges. A machine of a target that is
-    not paid costs nothing unless the spec states a price.
+    not paid costs nothing unless the spec or the operator (`serve --gpu-hour-price`) states a price.
     """
     prices = []
     if spec.resources.price_per_hour is not None:
@@ -72,7 +72,8 @@ def admit(conn: Connection, project: str, *, paid: bool, now: datetime) -> None:
     """OverBudget, with the numbers, where a project has spent what it may. What costs nothing is always admitted."""
     if paid and (found := budget_hold.find_spent(conn, project, now=now)) is not None:
         raise OverBudget(
-            f"{found.text}; raise it with `trainmaster cost --set-cap {project}=DOLLARS/{found.period}`",
+            f"{found.text}; ask an administrator of the server to raise it (`trainmaster cost --set-cap "
+            f"{project}=DOLLARS/{found.period}`)",
             project=project,
         )
 
@@ -102,7 +103,8 @@ def refuse_start(db: Database, job: JobRow, *, now: datetime) -> str | None:
 
 def note_uncounted(db: Database, job: JobRow) -> str | None:
     """A sentence for the owner of a job without a price whose project has a budget; None for all others."""
-    if job.spec.resources.price_per_hour is not None or not targets.is_free(job.target):
+    stated = job.spec.resources.price_per_hour
+    if stated is not None or targets.may_cost(job.target, stated=stated):
         return None
     with db.read() as conn:
         if not costs.list_budgets(conn, project=job.project):

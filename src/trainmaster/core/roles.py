@@ -10,7 +10,7 @@ class Role(StrEnum):
 
     VIEWER = "viewer"  # read
     USER = "user"  # and submit and cancel
-    ADMIN = "admin"  # and tokens, budgets, webhooks, the audit trail
+    ADMIN = "admin"  # and tokens and webhooks; of the server also budgets, shares, targets, the audit trail
 
 
 RANK = {Role.VIEWER: 0, Role.USER: 1, Role.ADMIN: 2}  # each may do what those below it may

@@ -96,6 +96,7 @@ def read(
             for name, each in sorted(projects[window].items())
         ),
         failed=cost_of(groups, Status.FAILED) if job is None else None,
+        limited=cost_of(groups, Status.FAILED, limited=True) if job is None else None,
         cancelled=cost_of(groups, Status.CANCELLED) if job is None else None,
         people=list_lines(groups, by_person),
         targets=list_lines(groups, by_target),
@@ -204,7 +205,7 @@ def forecast_job(
     earlier_cents: float,
 ) -> Cents | None:
     """What a job will have cost; its own limits bound it, and are all that is known where its pace is not."""
-    if left_s is None and targets.is_free(row.target) and row.spec.resources.price_per_hour == 0:
+    if left_s is None and row.spec.resources.price_per_hour == 0 and not targets.may_cost(row.target, stated=0):
         left_s = 0.0  # for however long it runs, it costs nothing more
     return round_cents(
         forecast(

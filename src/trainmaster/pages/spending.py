@@ -73,6 +73,7 @@ def read(
         bounded_jobs=len(bounded),
         gpu_hours=math.fsum(group.gpu_hours for group in groups),
         failed=cost_of(groups, Status.FAILED),
+        limited=cost_of(groups, Status.FAILED, limited=True),
         cancelled=cost_of(groups, Status.CANCELLED),
         projects=list_lines(groups, by_project),
         people=list_lines(groups, by_person),

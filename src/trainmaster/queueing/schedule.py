@@ -58,6 +58,10 @@ def schedule(state: State) -> Decisions:
             why, text = table.explain(job)
             if why == "first":
                 start_s, latest = table.find_start()
+        elif why == "quota" and (job.project, job.need.kind) not in held_back:
+            held_back.add((job.project, job.need.kind))
+            start_s, latest, missing = table.find_quota_start(job, state.shares[job.project].quota or 0)
+            text += missing
         waits.append(Wait(job=job.job, position=len(waits) + 1, why=why, text=text, start_s=start_s, latest=latest))
     preempts = [preempt for table in tables.values() for preempt in table.preempt()]
     return Decisions(starts=tuple(starts), preempts=tuple(preempts), waits=tuple(waits))
@@ -90,10 +94,9 @@ def _refuse(
     if job.need.devices > share.quota:
         return "never", f"it needs {job.need.devices}, and the quota of project {job.project} is {unit}"
     if (job.project, job.need.kind) in held_back:
-        return "quota", f"an earlier job of project {job.project} waits for its quota of {unit}"
+        return "quota", f"project {job.project} may hold {unit} at once, and an earlier job of it waits for them"
     used = usage.of(job.project, job.need.kind)
     if used + job.need.devices > share.quota:
-        held_back.add((job.project, job.need.kind))
         return (
             "quota",
             f"project {job.project} has {used} of its quota of {unit}, and this job needs {job.need.devices}",
@@ -160,6 +163,33 @@ class _Table:
             return None, False
         return self.reserved.start_s, self.reserved.latest
 
+    def find_quota_start(self, job: Waiting, quota: int) -> tuple[float | None, bool, str]:
+        """When the first of its project that waits for the quota fits into it, as jobs of its project end; whether that
+        is at the latest; and what is missing where it is not known.
+
+        Nothing is reserved for it: it is known only where the devices are free now, or are those of its project.
+        """
+        held = [running for running in self.running if running.project == job.project]
+        used = sum(len(devices) for running in held for devices in running.devices.values())
+        counts, now_s = dict(self.free.counts), self.state.now_s
+        for end_s, running in sorted(((_end(each, now_s), each) for each in held), key=lambda pair: pair[0]):
+            if end_s == math.inf:
+                return None, False, self._describe_unlimited(held)
+            used -= sum(len(devices) for devices in running.devices.values())
+            _give(counts, running)
+            if used + job.need.devices <= quota:
+                fits = self.head is None and choose(job.need, counts) is not None
+                return (end_s, running.end_latest and not running.stopping, "") if fits else (None, False, "")
+        return None, False, ""
+
+    @staticmethod
+    def _describe_unlimited(running: Sequence[Running]) -> str:
+        count = sum(job.end_s is None and not job.stopping for job in running)
+        if not count:
+            return ""
+        jobs = "1 running job has" if count == 1 else f"{count} running jobs have"
+        return f"; its start is not known: {jobs} no limits.timeout_s"
+
     def explain(self, job: Waiting) -> tuple[Why, str]:
         need = job.need
         wants = f"it needs {_count(need.each, self.kind)}"
@@ -170,7 +200,8 @@ class _Table:
         reserved = self.reserved
         assert reserved is not None
         if self.head.job == job.job:
-            return "first", f"{wants}, {has}{self._describe_closed()}; what becomes free is kept for it"
+            missing = self._describe_unlimited(self.running) if reserved.start_s == math.inf else ""
+            return "first", f"{wants}, {has}{self._describe_closed()}; what becomes free is kept for it{missing}"
         return "behind", f"{wants}, {self._describe_free(reserved)}"
 
     def _describe_free(self, reserved: Reservation) -> str:
@@ -228,6 +259,13 @@ class _Table:
         assert self.head is not None
         old = self.state.now_s - held.since_s >= self.state.rules.min_run_s
         return held.preemptible and not held.stopping and old and held.priority < self.head.priority
+
+
+def _end(held: Running, now_s: float) -> float:
+    """When a job ends; one that was asked to stop ends now, infinity is not known."""
+    if held.stopping:
+        return now_s
+    return math.inf if held.end_s is None else max(held.end_s, now_s)
 
 
 def _loss(held: Running) -> tuple[bool, float, int, float, str]:

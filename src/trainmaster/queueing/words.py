@@ -23,5 +23,6 @@ def say_before(position: int | None, before: Sequence[str], names: Mapping[str, 
     rest = max(ahead - len(named), 0)
     if not rest:
         return ", ".join(named)
-    what = "of other projects" if ahead <= NEAREST else "more" if named else "jobs"
+    jobs = "job" if rest == 1 else "jobs"
+    what = f"{jobs} of other projects" if ahead <= NEAREST else "more" if named else jobs
     return f"{', '.join(named)} and {rest} {what}" if named else f"{rest} {what}"

@@ -14,20 +14,22 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Float, and_, case, cast, delete, func, or_, select, true, update
 
 from trainmaster.core.money.cost import Amount, Span, Window, add_up, month_of
+from trainmaster.core.states import Reason
 from trainmaster.store import tables as t
 from trainmaster.store.columns import Sound, slices, upsert
 from trainmaster.store.database import Database
 
 PERIODS = ("total", "month")
 ALL = 2**62  # a LIMIT that cuts nothing off: without one SQLite works the times out again for each window
+_LIMITS = (Reason.OVER_BUDGET.value, Reason.TIMED_OUT.value)  # a job that they ended did not fail by itself
 _INSTANT_H = 1e-6  # 4 ms: less is rounding of a time as a number
 _JOBS, _ATTEMPTS, _INSTANCES = t.jobs.c, t.attempts.c, t.instances.c
 _FIRST_TIME = datetime(1970, 1, 2, tzinfo=UTC)
 _FIRST = Sound(_JOBS.spec)["resume_from"].as_string()
 _STATED = Sound(_JOBS.spec)["resources"]["price_per_hour"].as_string()
 # As text: a number that is none would end the query. Of jobs without `gpus` alone: it takes the spec apart.
-_NODES = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["nodes"].as_string()))
-_EACH = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()))
+NODES = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["nodes"].as_string()))
+EACH = case((_JOBS.gpus.is_(None), Sound(_JOBS.spec)["resources"]["processes_per_node"].as_string()))
 # When an attempt was given back. A final job holds nothing, even where no release time was written.
 END = case(
     (_ATTEMPTS.released_at.is_not(None), _ATTEMPTS.released_at),
@@ -157,12 +159,13 @@ def sum_closed(conn: Connection, *, project: str | None = None, window: Window |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSum:
-    """What the jobs of one project, person, target and status have cost."""
+    """What the jobs of one project, person, target and status have cost; those that a limit ended by themselves."""
 
     project: str
     person: str | None  # name of the token; None: the command line on the home folder
     target: str
     status: str
+    limited: bool  # a budget or a time limit ended it
     amount: Amount
     attempts: int
     gpu_hours: float  # of what they held: nodes × processes_per_node, from when they were placed until given back
@@ -181,8 +184,9 @@ def sum_groups(
     unstated = is_unstated(free)
     # Looked at only where a price is 0: it takes the spec apart.
     price = case((_ATTEMPTS.price_cents_per_hour == 0, unstated))
-    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status)
-    held = (_JOBS.gpus, _NODES, _EACH)
+    limited = case((_JOBS.reason.in_(_LIMITS), 1), else_=0)
+    owner = (_JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status, limited)
+    held = (_JOBS.gpus, NODES, EACH)
     keys = (*owner, *held, price)
     owners: dict[str, tuple[Any, ...]] = {}
     ids = sorted({charge.job_id for charge in going})
@@ -217,11 +221,12 @@ def sum_groups(
                     person=person,
                     target=target,
                     status=status,
+                    limited=bool(by_limit),
                     amount=amount,
                     attempts=attempts,
                     gpu_hours=gpu_hours,
                 )
-                for (of, person, target, status), (amount, attempts, gpu_hours) in sums.items()
+                for (of, person, target, status, by_limit), (amount, attempts, gpu_hours) in sums.items()
             ]
         )
     return groups
@@ -243,7 +248,7 @@ def _add(
     hours: float,
 ) -> None:  # fmt: skip
     *whose, gpus, nodes, each = key
-    gpus = _count(nodes) * _count(each) if gpus is None else gpus
+    gpus = count(nodes) * count(each) if gpus is None else gpus
     amount, before, gpu_hours = sums.get(tuple(whose), (Amount(), 0, 0.0))
     sums[tuple(whose)] = (amount + part, before + attempts, gpu_hours + hours * gpus)
 
@@ -253,10 +258,10 @@ def count_gpus(spec: Mapping[str, Any]) -> int:
     resources = spec.get("resources")
     stated = resources if isinstance(resources, Mapping) else {}
     nodes, each = (stated.get(name) for name in ("nodes", "processes_per_node"))
-    return _count(str(nodes)) * _count(str(each))
+    return count(str(nodes)) * count(str(each))
 
 
-def _count(text: str | None) -> int:
+def count(text: str | None) -> int:
     """A number of nodes or processes in a spec; 1 where it states none, or nothing that is a number."""
     return int(text) if text is not None and text.isdecimal() and len(text) < 8 else 1
 

@@ -400,9 +400,7 @@ def is_free(word: str) -> bool:
 def may_cost(word: str, *, stated: float | None) -> bool:
     """Whether an attempt may cost something: by the price that its spec states, and what is known before its machines
     are chosen. A stated 0 does not make machines free that have a price of their own."""
-    if stated is None:
-        return not is_free(word)
-    if stated != 0 or find_traits(word) is None:
+    if stated or find_traits(word) is None or (stated is None and not is_free(word)):
         return True
     module, (account, _, option) = _import(word), split(word)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import socket
 import sys
@@ -27,7 +28,9 @@ from trainmaster.targets._traits import Traits
 
 _HERE = "this machine"
 SLOTS_VARIABLE = "TRAINMASTER_SLOTS"
+PRICE_VARIABLE = "TRAINMASTER_GPU_HOUR_PRICE"
 _MOST_SLOTS = 4096
+_MOST_PRICE = 1e6  # dollars
 _EXTRA_S = 10.0  # for the start of Python, beside its programs
 TRAITS = Traits(
     title="this machine",
@@ -51,6 +54,11 @@ def create(options: str, *, user: str | None = None) -> Local:
     if options:
         raise UsageError(f"target: local takes no options, got {options!r}; write `local`")
     return Local(user)
+
+
+def charges(options: str, user: str | None = None) -> bool:  # noqa: ARG001 (the contract of targets)
+    """Whether `serve --gpu-hour-price` states a price."""
+    return bool(read_price())
 
 
 def runs_as(options: str, user: str | None) -> Account:
@@ -133,10 +141,29 @@ class Local(AttemptHost):
             raise TargetError(f"local runs one node, the spec asks for {spec.resources.nodes}; set resources.nodes: 1")
         folder = job / "attempts" / placement.attempt.rpartition(".")[2]
         checkpoints = job.with_name(spec.resume_from or job.name) / CHECKPOINTS_FOLDER
-        return submission(Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints)))
+        plan = Plan(attempt=placement.attempt, spec=spec, folder=str(folder), checkpoints=str(checkpoints))
+        planned, price = submission(plan), read_price()
+        if price is None:
+            return planned
+        cents = round(price * 100 * spec.resources.ranks, 6)
+        return replace(planned, handle={**planned.handle, "price_cents_per_hour": cents})
 
     def open_nodes(self, *, limit_s: float, home: Path, retest: bool = False) -> NodeAccess:  # noqa: ARG002 (no marks)
         return LocalNodes()
+
+
+def read_price() -> float | None:
+    """Dollars for a GPU and an hour on this machine, as the operator states them; None: not stated."""
+    text = os.environ.get(PRICE_VARIABLE)
+    if not text:
+        return None
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price <= _MOST_PRICE:  # also of nan
+        raise UsageError(f"{PRICE_VARIABLE}: {text!r} is no price; write dollars for a GPU and an hour, as 2.50")
+    return price
 
 
 def read_slots() -> int | None:

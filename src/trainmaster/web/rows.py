@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup, escape
@@ -14,10 +13,6 @@ from trainmaster.core.clean_text import clean
 from trainmaster.core.money.cost import dollars
 from trainmaster.report import formats, phrases
 
-_FORMULA = ("=", "+", "-", "@")
-_UNSEEN = re.compile(r"^[\s\u00ad\u200b-\u200d\u2060\ufeff\ufffd]+")  # what programs drop before they look at a cell
-_LOOKED_AT = 64  # characters of a cell
-_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _HASH = re.compile(r"\b(?:sha256:)?([0-9a-f]{12})[0-9a-f]{28,52}\b")  # SHA-1 and SHA-256, as of a working folder
 
 
@@ -71,14 +66,6 @@ def compared(
             f'aria-label="leave out {name} {short}">leave out</button></td></tr>\n'
         )
     return _ours("".join(rows))
-
-
-def cell(text: str) -> str:
-    """A text of a user in a CSV file: a spreadsheet would run one that begins as a formula does. Numbers stay."""
-    text = clean(text)
-    first = _UNSEEN.sub("", unicodedata.normalize("NFKC", text[:_LOOKED_AT]))
-    formula = first.startswith(_FORMULA) and not _NUMBER.fullmatch(text)
-    return f"'{text}" if formula or text.startswith("\t") else text
 
 
 def brief_text(text: str) -> str:

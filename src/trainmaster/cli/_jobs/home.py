@@ -21,7 +21,7 @@ from trainmaster.core.secret.shapes import recognise
 if TYPE_CHECKING:
     from trainmaster.api.access import Token
     from trainmaster.api.compare import RunCurve
-    from trainmaster.api.costs import CostPage
+    from trainmaster.api.costs import CostPage, Each
     from trainmaster.api.events import Event
     from trainmaster.api.files import Artifact, CheckpointFiles, LogStream
     from trainmaster.api.goodput import GoodputPage, JobGoodput
@@ -284,6 +284,11 @@ class HomeJobs(HomeQueue):
         from trainmaster.pages import cost
 
         return cost.read(self.db, job=job_id, project=project, month=month, limit=limit)
+
+    def cost_csv(self, *, each: Each, project: str | None, month: datetime | None) -> Iterator[str]:
+        from trainmaster.pages import cost_csv
+
+        return cost_csv.read(self.db, each=each, project=project, month=month)
 
     def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage:
         from trainmaster.pages import goodput

@@ -18,6 +18,7 @@ from trainmaster.core.errors import UsageError
 from trainmaster.core.ids import is_uuid
 
 if TYPE_CHECKING:
+    from trainmaster.api.costs import Each
     from trainmaster.api.events import Event
     from trainmaster.api.goodput import GoodputPage
     from trainmaster.api.jobs import JobLine, JobsPage, Submitted
@@ -232,6 +233,10 @@ class ServerJobs:
         line = fill(JobSpending, cost, **of_job, cents=cost.total.cents, known_cents=cost.total.known_cents)
         now = datetime.now(UTC)
         return CostPage(month=None, project=None, jobs=(line,), more=0, projects=(), budgets=(), made_at=now)
+
+    def cost_csv(self, *, each: Each, project: str | None, month: datetime | None) -> Iterator[str]:
+        when = f"{month:%Y-%m}" if month is not None else None
+        return self._client.cost_csv(each=each, project=project, month=when)
 
     def goodput(self, *, project: str | None, month: datetime | None, limit: int) -> GoodputPage:
         when = f"{month:%Y-%m}" if month is not None else None

@@ -84,9 +84,10 @@ def _program(job: JobSpec) -> str:
 def _price(job: JobSpec, plan: Submission, word: str, preview: str) -> str:
     from trainmaster import targets
 
-    if job.resources.price_per_hour is not None:
-        return f"{dollars(100 * job.resources.price_per_hour)} an hour for the whole job (resources.price_per_hour)"
-    if (cents := plan.handle.get("price_cents_per_hour")) is not None:
+    stated, cents = job.resources.price_per_hour, plan.handle.get("price_cents_per_hour")
+    if stated is not None and (cents is None or 100 * stated >= cents):
+        return f"{dollars(100 * stated)} an hour for the whole job (resources.price_per_hour)"
+    if cents is not None:
         return f"{dollars(float(cents))} an hour for the whole job"
     if targets.is_free(word):
         return "none; resources.price_per_hour states one"

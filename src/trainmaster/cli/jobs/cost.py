@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,6 +40,13 @@ def cost(
             "--set-cap", help="Set the budget of a project: PROJECT=DOLLARS/month or /total; `none` removes it."
         ),
     ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Write every job and its cost to this file, or to -.", dir_okay=False),
+    ] = None,
+    sums: Annotated[
+        bool, typer.Option("--sums", help="With --csv: sums of projects by person, target and status instead.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     home: HomeOption = None,
     server: ServerOption = None,
@@ -54,10 +64,14 @@ def cost(
 
       trainmaster cost 3f2a
 
+      trainmaster cost --month 2026-11 --csv november.csv
+
       trainmaster cost --set-cap llama=5000/month --set-cap trial=none/total
     """
     if job is not None and (project or month or all_time or set_cap):
         raise UsageError("one job is shown whole; leave out --project, --month, --all and --set-cap")
+    if (csv is None and sums) or (csv is not None and (job is not None or set_cap or json)):
+        raise UsageError("--csv goes with --project, --month, --all and --sums alone; --sums needs --csv")
     caps = [_parse_cap(text) for text in set_cap or ()]
     when = None if all_time or job is not None else parse_month(month)
     with connect(home, server, reads=True) as jobs:
@@ -67,6 +81,9 @@ def cost(
         for name, period, cents in caps:
             jobs.set_budget(name, period, cents)
             _note_budget(name, period, cents)
+        if csv is not None:
+            _write(csv, jobs.cost_csv(each="projects" if sums else "jobs", project=project, month=when))
+            return
         job_id = jobs.find(job) if job else None
         page = jobs.cost(job_id=job_id, project=project, month=when, limit=limit)
     if json:
@@ -76,6 +93,19 @@ def cost(
         of = f" of project {project}" if project else ""
         _console.note(f"no job{of} ran {f'in {page.month}' if page.month else 'so far'}")
     _print(page, single=job is not None)
+
+
+def _write(file: Path, pieces: Iterable[str]) -> None:
+    if str(file) == "-":
+        for piece in pieces:
+            sys.stdout.write(piece)
+        return
+    try:
+        with file.open("w", encoding="utf-8", newline="") as text:
+            text.writelines(pieces)
+    except OSError as error:
+        raise UsageError(f"--csv {file}: cannot be written ({error.strerror})") from None
+    _console.note(f"wrote {file}")
 
 
 def _print(page: CostPage, *, single: bool) -> None:
@@ -127,12 +157,16 @@ def _print(page: CostPage, *, single: bool) -> None:
 
 
 def _note_ended(page: CostPage) -> None:
-    for cost, how in ((page.failed, "failed"), (page.cancelled, "were cancelled")):
+    for cost, how in (
+        (page.failed, "jobs that failed"),
+        (page.limited, "jobs that a budget or a time limit ended"),
+        (page.cancelled, "jobs that were cancelled"),
+    ):
         if cost is None or not (cost.known_cents or cost.unknown_parts):
             continue
         unknown = f"{cost.unknown_parts:,} attempt{'s' if cost.unknown_parts != 1 else ''} without a price"
         parts = [dollars(cost.known_cents)] if cost.known_cents else []
-        _console.note(f"of it jobs that {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
+        _console.note(f"of it {how}: {' and '.join([*parts, *([unknown] if cost.unknown_parts else [])])}")
 
 
 def _cost(known_cents: Cents, unknown: int) -> str:

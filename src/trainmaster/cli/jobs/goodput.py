@@ -90,12 +90,13 @@ def _print_page(page: GoodputPage) -> None:
     table = _table("job", "name", "project", "status", "GPU hours", "not productive", "ETTR", "most in")
     for job in page.jobs:
         lost = sum(line.gpu_hours for line in job.goodput.bins if Bin(line.bin) not in PRODUCTIVE)
+        lost -= queued_hours(job.goodput)
         table.add_row(
             job.id[:8],
             escape(job.name),
             escape(job.project),
             _console.paint(job.status),
-            f"{job.goodput.gpu_hours:,.2f}",
+            f"{job.goodput.gpu_hours - queued_hours(job.goodput):,.2f}",
             f"{lost:,.2f}",
             _ettr(job.goodput),
             _worst(job.goodput),
@@ -121,23 +122,34 @@ def _print_bins(goodput: Goodput, *, unit: str = "GPU") -> None:
         color = "green" if bin_ in PRODUCTIVE else "dim" if bin_ in (Bin.QUEUED, Bin.UNKNOWN) else "yellow"
         bar = "█" * math.ceil(longest * line.share / top - 0.5) if top else ""
         money = dollars(line.cents) if line.cents is not None else ""
-        table.add_row(bin_.label, f"{line.gpu_hours:,.3f}", f"{line.share:.1%}", f"[{color}]{bar}[/]", money)
-    whole = dollars(goodput.cents) if goodput.cents is not None else "unknown"
-    table.add_row("[bold]in all[/]", f"[bold]{goodput.gpu_hours:,.3f}[/]", "", "", f"[bold]{whole}[/]")
+        label = f"{bin_.label}, none held" if bin_ is Bin.QUEUED else bin_.label
+        table.add_row(label, f"{line.gpu_hours:,.3f}", f"{line.share:.1%}", f"[{color}]{bar}[/]", money)
+    whole, waited = dollars(goodput.cents) if goodput.cents is not None else "unknown", queued_hours(goodput)
+    label = "held in all" if waited else "in all"
+    table.add_row(f"[bold]{label}[/]", f"[bold]{goodput.gpu_hours - waited:,.3f}[/]", "", "", f"[bold]{whole}[/]")
     _console.out.print(table)
-    parts = " × ".join(f"{name} {_percent(getattr(goodput, name))}" for name in ("scheduling", "runtime", "program"))
+    values = {name: _percent(getattr(goodput, name)) for name in ("scheduling", "runtime", "program")}
+    if goodput.runtime is not None and goodput.ettr != goodput.ettr_most:  # unknown time is not in it
+        values["runtime"] = f"at least {values['runtime']}"
+    parts = [f"{name} {value}" for name, value in values.items()]
+    product = f" = {' × '.join(parts)}" if goodput.mpg is not None else f" ({', '.join(parts)})"
     ettr = f"ETTR [bold]{_ettr(goodput)}[/]"
-    _console.out.print(f"{ettr}; goodput {_percent(goodput.mpg)} = {parts}", soft_wrap=True)
+    _console.out.print(f"{ettr}; goodput {_percent(goodput.mpg)}{product}", soft_wrap=True)
 
 
 def _print_sums(title: str, sums: tuple[GoodputSum, ...]) -> None:
     table = _table(title, "jobs", "GPU hours", "money", "ETTR", "most in")
     for line in sums:
         money = dollars(line.goodput.cents) if line.goodput.cents is not None else "unknown"
-        hours = f"{line.goodput.gpu_hours:,.2f}"
+        hours = f"{line.goodput.gpu_hours - queued_hours(line.goodput):,.2f}"
         table.add_row(escape(line.name), str(line.jobs), hours, money, _ettr(line.goodput), _worst(line.goodput))
     _console.out.print()
     _console.out.print(table)
+
+
+def queued_hours(goodput: Goodput) -> float:
+    """Hours for which a job waited for its GPUs: in the ledger, and not GPU hours that were used."""
+    return sum(line.gpu_hours for line in goodput.bins if Bin(line.bin) is Bin.QUEUED)
 
 
 def _worst(goodput: Goodput) -> str:

@@ -19,6 +19,7 @@ from trainmaster.cli._views.sets import next_text, wait_text
 from trainmaster.cli.jobs.jobs import age
 from trainmaster.core.config.queue import PRIORITIES
 from trainmaster.core.errors import UsageError
+from trainmaster.core.money.cost import submitter
 
 if TYPE_CHECKING:
     from trainmaster.api.queue import QueueLine, QueuePage
@@ -102,6 +103,8 @@ def queue(
 def _print(page: QueuePage) -> None:
     names = {line.job_id: line.name for line in page.jobs}
     rows = [_cells(line, names) for line in page.jobs]
+    if len({line.submitted_by for line in page.jobs}) == 1:  # one person, who knows
+        rows = [{column: text for column, text in row.items() if column != "by"} for row in rows]
     widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in rows[0]}
     if _console.out.width - sum(widths.values()) - 2 * len(widths) >= _WHY:
         table = Table(box=None, header_style="dim", pad_edge=False)
@@ -149,6 +152,7 @@ def _cells(line: QueueLine, names: Mapping[str, str]) -> dict[str, str]:
         "job": line.job_id[:8],
         "name": line.name,
         "project": line.project,
+        "by": submitter(line.submitted_by),
         "target": line.target,
         "priority": line.priority,
         "needs": _needs(line),

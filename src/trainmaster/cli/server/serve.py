@@ -47,6 +47,18 @@ SlotsOption = Annotated[
     ),
 ]
 
+PriceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-hour-price",
+        envvar="TRAINMASTER_GPU_HOUR_PRICE",
+        min=0,
+        max=1e6,
+        help="Dollars for a GPU and an hour on this machine; a spec may state more, not less.",
+        show_default="unknown",
+    ),
+]
+
 JobUserOption = Annotated[
     str | None,
     typer.Option("--job-user", envvar="TRAINMASTER_JOB_USER", help="Unix user of other local jobs; needs root."),
@@ -81,6 +93,7 @@ def serve(
         bool, typer.Option("--trust-jobs", help="Let project tokens submit jobs that run as the server's user.")
     ] = False,
     slots: SlotsOption = None,
+    gpu_hour_price: PriceOption = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="A name that a proxy calls this server by.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM), for https.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
@@ -111,8 +124,7 @@ def serve(
     if require_token and trust_loopback:
         raise UsageError("--require-token and --trust-loopback exclude each other")
     _require_certificate(tls_cert, tls_key)
-    stated = {"TRAINMASTER_JOB_USER": job_user or None, "TRAINMASTER_SLOTS": slots}  # targets read them there
-    os.environ.update({name: str(value) for name, value in stated.items() if value is not None})
+    _state(JOB_USER=job_user or None, SLOTS=slots, GPU_HOUR_PRICE=gpu_hour_price)
     isolated = local_jobs_are_isolated()
     folder, db = open_home(home)
     _admit(db, admin_token_file)
@@ -143,6 +155,11 @@ def serve(
     )  # fmt: skip
     connections.bound_logs()
     _run(uvicorn.Server(config), listening, note, beside=lambda: warm_up(app))
+
+
+def _state(**stated: object) -> None:
+    """Put what was stated into the environment, where targets read it."""
+    os.environ.update({f"TRAINMASTER_{name}": str(value) for name, value in stated.items() if value is not None})
 
 
 def _admit(db: Database, file: Path | None) -> None:

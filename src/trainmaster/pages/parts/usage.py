@@ -56,9 +56,10 @@ def add_groups(groups: Iterable[GroupSum]) -> tuple[float, int]:
     return known, unknown
 
 
-def cost_of(groups: Iterable[GroupSum], status: Status) -> Cost:
-    """What the jobs of this status have cost."""
-    known, unknown = add_groups(group for group in groups if group.status == status.value)
+def cost_of(groups: Iterable[GroupSum], status: Status, *, limited: bool = False) -> Cost:
+    """What the jobs of this status have cost; those that a budget or a time limit ended are asked for by themselves."""
+    chosen = (group for group in groups if group.status == status.value and group.limited == limited)
+    known, unknown = add_groups(chosen)
     return Cost(cents=None if unknown else round_cents(known), known_cents=round_cents(known), unknown_parts=unknown)
 
 

@@ -167,11 +167,12 @@ def delete_job(
 ) -> Response:  # fmt: skip
     """Delete an ended job with its events, logs, files and checkpoints. 409 while it runs, or a later job needs it.
 
-    The cost of a deleted job counts in no budget: where the project has one, only an admin deletes what has cost.
+    The cost of a deleted job counts in no budget: where the project has one, only an admin of the server deletes what
+    has cost.
     """
     need(who, Role.USER, project=job.project)
-    if who.role is not Role.ADMIN and budget.counts(db, job):
-        words = f"its cost counts in the budget of project {job.project}; a token with the role admin may delete it"
+    if not who.runs_server and budget.counts(db, job):
+        words = f"its cost counts in the budget of project {job.project}; an administrator of the server may delete it"
         raise Refused(403, "forbidden", words)
     try:
         maintain.delete_job(db, storage, request.app.state.home, job.id, by=who.name)

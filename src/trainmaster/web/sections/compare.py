@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from trainmaster.api.compare import ComparedRun
 from trainmaster.core.clean_text import clean
+from trainmaster.core.csv_text import cell
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.money.cost import submitter
 from trainmaster.pages import compare
@@ -112,10 +113,10 @@ def compare_csv(
     table.writerow(_name_columns(fields, page.metrics))
     for run in _sorted(page.runs, sort):
         table.writerow([
-            run.id, rows.cell(run.name), rows.cell(run.project), rows.cell(run.target),
-            rows.cell(submitter(run.submitted_by)), run.status.value, run.created_at.isoformat(),
+            run.id, cell(run.name), cell(run.project), cell(run.target),
+            cell(submitter(run.submitted_by)), run.status.value, run.created_at.isoformat(),
             run.duration_s, run.cost_cents, run.step,
-            *(rows.cell(run.fields[field]) for field in fields),
+            *(cell(run.fields[field]) for field in fields),
             *(run.values.get(name, run.texts.get(name)) for name in page.metrics),
         ])  # fmt: skip
     name = 'attachment; filename="comparison.csv"'
@@ -127,7 +128,7 @@ def _name_columns(fields: Sequence[str], metrics: Sequence[str]) -> list[str]:
     names = list(_OURS)
     for prefix, some in (("spec:", fields), ("metric:", metrics)):
         for own in some:
-            name = rows.cell(own)
+            name = cell(own)
             while name in names:
                 name = f"{prefix}{name}"
             names.append(name)

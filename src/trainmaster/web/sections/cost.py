@@ -11,7 +11,6 @@ from starlette.responses import Response
 from trainmaster.api.goodput import Goodput
 from trainmaster.core.money.goodput.bins import Bin
 from trainmaster.core.money.goodput.tally import Tally
-from trainmaster.core.roles import Role
 from trainmaster.pages import goodput, spending
 from trainmaster.web import dependencies
 from trainmaster.web.ledgers import Sums
@@ -58,8 +57,9 @@ def show_costs(
         here_project=lambda name: here(project=name),
         here_person=lambda name: link("/", by=name, project=project),
         chosen=project,
-        may_set=who.may(Role.ADMIN),
+        may_set=who.runs_server,
         set_budget=f"{link('/settings', project=seen)}#projects",
+        csv=lambda each: link("/v1/cost.csv", month=when and f"{when:%Y-%m}", project_id=seen, each=each),
         ledger=ledger,
         lost=sum(line.cents or 0.0 for line in ledger.bins if Bin(line.bin) in _LOST) if ledger is not None else None,
         lost_words=_LOST_WORDS,

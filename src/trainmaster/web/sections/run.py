@@ -16,6 +16,7 @@ from trainmaster.api.jobs import JobPage
 from trainmaster.api.run import Preflight
 from trainmaster.control.queueing import priority
 from trainmaster.core.config.queue import PRIORITIES
+from trainmaster.core.csv_text import cell
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.roles import Role
@@ -185,7 +186,7 @@ def _csv(db: Database, job_id: str) -> Iterator[str]:
             at = row.ts.isoformat() if row.ts is not None else ""
             for name, value in _numbers(row.data):
                 if name != "step":
-                    table.writerow([row.cursor[0], at, kind, row.data.get("step"), rows.cell(name), value])
+                    table.writerow([row.cursor[0], at, kind, row.data.get("step"), cell(name), value])
         after = batch[-1].cursor
         yield text.getvalue()
         text.seek(0)

@@ -29,7 +29,7 @@ from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows.projects import count_jobs, count_tokens, list_granted
 from trainmaster.web import dependencies
-from trainmaster.web.auth import Caller, need
+from trainmaster.web.auth import Caller
 from trainmaster.web.errors import Refused
 from trainmaster.web.kept import Kept
 from trainmaster.web.routes import costs as costs_api
@@ -181,12 +181,12 @@ def end_session(db: dependencies.Db, who: dependencies.Operator, form: Posted) -
 
 
 @router.post("/settings/budgets")
-def set_cap(request: Request, db: dependencies.Db, who: dependencies.Admin, form: Posted) -> Response:
+def set_cap(request: Request, db: dependencies.Db, who: dependencies.User, form: Posted) -> Response:
     """Set what a project may spend, or remove it: an empty field must not, it may be one that nobody filled."""
 
     def change() -> Notice:
         project = _name(form)
-        need(who, Role.ADMIN, project=project)  # before a cap is named
+        costs_api.need_budgets(who)  # before a cap is named
         period: Literal["total", "month"] = "total" if form.text("period") == "total" else "month"
         when, dollars_text = "in all" if period == "total" else "each month", form.text("dollars").removeprefix("$")
         if dollars_text == _NONE:

@@ -132,7 +132,8 @@ export class Strips {
     g.font = `11.5px ${family}`;
     g.fillStyle = color("faint");
     g.textBaseline = "bottom";
-    const most = Math.max(2, Math.floor(width / 160));
+    // Labels are whole seconds: none stands twice.
+    const most = Math.max(1, Math.min(Math.max(2, Math.floor(width / 160)), Math.floor(this.right - this.left)));
     for (let n = 0; n <= most; n += 1) {
       g.textAlign = n === 0 ? "left" : n === most ? "right" : "center";
       const x = this.left + ((this.right - this.left) * n) / most;

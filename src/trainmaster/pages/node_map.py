@@ -67,7 +67,7 @@ def read(
     fits: Mapping[str, Callable[[str], bool]] = {
         "bad": lambda name: verdicts[name][0] in _BAD,
         "used": lambda name: name in uses or name in others,
-        "free": lambda name: not (name in uses or name in others or name in out),
+        "free": lambda name: not (name in uses or name in others or name in out or verdicts[name][0] in _BAD),
         "out": out.__contains__,
     }
     counts = {"all": len(names), **{word: sum(map(fit, names)) for word, fit in fits.items()}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import logging
@@ -23,6 +24,7 @@ from trainmaster.control.log_view import search as log_search
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.core.config import presets
+from trainmaster.pages.parts import node_journal
 from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs
 from trainmaster.store.database import Database
@@ -249,7 +251,9 @@ class _Looks(asyncio.Event):
 async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) -> AsyncIterator[Callable[[], str]]:
     """Run the reconciler beside the server; yields a function that returns its state."""
     stop, looks = asyncio.Event(), _Looks(meter)
-    task = asyncio.create_task(reconcile.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
+    checks = functools.partial(node_journal.read_verdicts, home)
+    driven = reconcile.run(db, home, stop=stop, storage=storage, leads=looks, checks=checks)
+    task = asyncio.create_task(driven, name="reconciler")
     # Budgets and notifications have loops of their own: a hanging webhook must not delay a job, nor a job a budget.
     beside = [
         asyncio.create_task(budget.run(db, stop=stop, home=home), name="budgets"),

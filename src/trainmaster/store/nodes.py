@@ -44,6 +44,13 @@ def list_instances(
     return [Instance(**row) for row in db.mappings(query)]
 
 
+def list_returned(conn: Connection) -> set[str]:
+    """Attempts whose rented machines are all gone."""
+    i = t.instances.c
+    gone = select(i.attempt).group_by(i.attempt).having(func.count() == func.count(i.gone_at))
+    return set(conn.execute(gone).scalars())
+
+
 def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
     """The checks of all attempts of a job, in the order of the attempts."""
     query = (

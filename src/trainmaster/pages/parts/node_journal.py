@@ -22,6 +22,11 @@ def read_history(home: Path) -> tuple[Entry, ...]:
     return _read(home, _stamp(home / journal.HISTORY))
 
 
+def read_targets(home: Path) -> dict[str, str]:
+    """By node: the target through which the operator checked it last. Checks of before this was kept name none."""
+    return {entry.node: entry.target for entry in read_history(home) if entry.target}
+
+
 def read_out(home: Path) -> dict[str, str]:
     """Nodes that Trainmaster has drained and not resumed, with the time."""
     from trainmaster.cluster.health import journal

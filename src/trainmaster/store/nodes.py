@@ -205,6 +205,13 @@ def list_node_checks(conn: Connection, node: str, *, project: str | None = None,
     return list(conn.execute(query.order_by(func.max(c.id).desc()).limit(limit)).scalars())
 
 
+def list_failed_nodes(conn: Connection, *, limit: int) -> list[str]:
+    """Nodes of which a pre-flight ever failed, by name."""
+    c = t.check_results.c
+    failed = select(c.node).where(t.BAD, c.verdict == Verdict.FAIL.value).distinct()
+    return list(conn.execute(failed.order_by(c.node).limit(limit)).scalars())
+
+
 def find_target(conn: Connection, attempt: str) -> str | None:
     """Where the job of an attempt runs."""
     query = select(t.jobs.c.target).join(t.attempts, t.attempts.c.job_id == t.jobs.c.id)

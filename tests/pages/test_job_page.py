@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,10 @@ from trainmaster.core.states import Reason, Stage, Status
 from trainmaster.pages import job
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.report import phrases
-from trainmaster.store import jobs
+from trainmaster.store import attempts, jobs
+from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
+from trainmaster.targets import find_place
 
 
 def read(db: Database, story: samples.Story) -> job.JobPage:
@@ -174,6 +177,29 @@ def test_a_failed_job_that_could_be_retried_names_the_field(db: Database) -> Non
     assert "limits: { attempts: 3 }" in (build(job=once).action or "")
     thrice = replace(failed, spec=replace(row.spec, limits=replace(row.spec.limits, attempts=3)))
     assert build(job=thrice).action == Reason.NODE_LOST.rule.action
+
+
+def test_a_job_that_its_pre_flight_failed_says_how_to_drain_the_machine_and_to_try_another(
+    db: Database, tmp_path: Path
+) -> None:
+    (hosts := tmp_path / "hosts.yaml").write_text("hosts: [gpu-01, gpu-02]\n")
+    story = samples.Story(db, samples.spec(target=f"ssh:{hosts}", limits={"attempts": 1})).start()
+    story.tell([Event(phase="PROJECT", event="start", data={"attempt": story.attempt, "host": "gpu-01"})])
+    story.tell([Event(phase="PREFLIGHT", event="check", data={"check": "xid", "verdict": "fail", "findings": []})])
+    with db.write() as conn:
+        attempts.set_handle(conn, story.attempt, {"nodes": ["gpu-01"]})
+    story.end_attempt(Reason.CHECK_FAILED).finish(Status.FAILED, Reason.CHECK_FAILED)
+    drain = "`trainmaster nodes drain gpu-01 --reason TEXT`"
+    action = read(db, story).action or ""
+    assert drain in action and action.endswith(
+        "with `limits: { attempts: 2 }` a job is tried on another machine by itself"
+    )
+    with db.write() as conn:
+        machines.drain(conn, find_place(f"ssh:{hosts}"), "gpu-02", reason="a fan", by="eve", at=samples.T0)
+    action = read(db, story).action or ""
+    assert drain in action and "no other machine of its target takes jobs" in action
+    hosts.unlink()
+    assert read(db, story).action == Reason.CHECK_FAILED.rule.action
 
 
 def test_a_run_that_names_no_iteration_is_one_as_long_as_its_phases(db: Database) -> None:

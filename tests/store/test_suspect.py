@@ -1,4 +1,4 @@
-"""A machine whose newest pre-flight failed is given out last for a while."""
+"""A machine whose newest check failed is given out last for a day."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import insert
 
+from trainmaster.core.results import Verdict
 from trainmaster.core.spec import parse_spec
 from trainmaster.core.states import Stage
 from trainmaster.queueing.free import choose
@@ -40,9 +41,9 @@ def check(db: Database, number: int, ago: timedelta, **verdicts: str) -> None:
                 conn.execute(insert(t.check_results).values(row))
 
 
-def suspects(db: Database, now: datetime = NOW) -> list[str]:
+def suspects(db: Database, now: datetime = NOW, **checks: tuple[datetime, Verdict]) -> list[str]:
     with db.read() as conn:
-        return sorted(find_suspects(conn, devices.list_devices(db), now=now))
+        return sorted(find_suspects(conn, {row.machine for row in devices.list_devices(db)}, now=now, checks=checks))
 
 
 def test_it_is_suspect_until_a_pre_flight_passes(place: Database) -> None:
@@ -54,6 +55,15 @@ def test_it_is_suspect_until_a_pre_flight_passes(place: Database) -> None:
     assert suspects(place) == ["m1"]
     check(place, 4, timedelta(), m1="pass")
     assert suspects(place) == []
+
+
+def test_the_operators_own_check_counts_where_it_is_newer(place: Database) -> None:
+    check(place, 1, timedelta(hours=3), m0="fail", m1="pass")
+    later, before = NOW - timedelta(hours=2), NOW - timedelta(hours=4)
+    assert suspects(place) == ["m0"], "for a day: a fault does not go away in minutes"
+    assert suspects(place, m0=(later, Verdict.PASS), m1=(later, Verdict.FAIL), m9=(later, Verdict.FAIL)) == ["m1"]
+    assert suspects(place, m0=(before, Verdict.PASS), m1=(before, Verdict.FAIL)) == ["m0"]
+    assert suspects(place, m2=(NOW + timedelta(days=400), Verdict.FAIL)) == ["m0"], "of a clock that is ahead"
 
 
 @pytest.mark.parametrize("ahead", [timedelta(), timedelta(days=400)])
@@ -77,6 +87,22 @@ def test_a_job_that_needs_more_machines_gets_the_others_first(place: Database) -
     check(place, 1, timedelta(), m0="fail", m1="fail")
     ((one, other),) = start(place, 7, nodes=2)
     assert "m2" in (one, other)
+
+
+def test_a_job_that_waits_for_the_only_machine_that_is_left_reads_that_its_check_failed(place: Database) -> None:
+    check(place, 1, timedelta(), m0="fail", m1="fail", m2="fail")
+    start(place, 7, nodes=3)
+    (wait,) = waits(place, 8)
+    assert wait.endswith("; the newest check of m0 failed, and no machine without a failed check is left")
+    check(place, 2, timedelta(), m2="pass")
+    assert "failed" not in waits(place, 9)[-1]
+
+
+def waits(db: Database, number: int) -> list[str]:
+    """One job more waits behind the one that starts on every machine; what those are told that wait."""
+    start(db, number, nodes=1)
+    decided = order.decide(db, "a", queue.list_waiting(db, driven=False), now=NOW).decisions
+    return [wait.text for wait in decided.waits if wait.why == "first"]
 
 
 def start(db: Database, number: int, *, nodes: int) -> list[list[str]]:

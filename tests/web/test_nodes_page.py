@@ -106,6 +106,7 @@ def test_the_map_has_every_machine_the_worst_first(client: TestClient, db: Datab
     assert "No nodes yet" in client.get("/nodes").text
     client.app.state.kept = Kept()  # type: ignore[attr-defined]  # what it keeps for some seconds
     cluster(db)
+    assert node_map.read(db).counts == {"all": 3, "bad": 1, "used": 0, "free": 2, "out": 0}, "a failed node is not free"
     held = run(db, "node-01", checks(["165200000101"]), over=False, name="holds-it")
     text = client.get("/nodes").text
     assert re.findall(r'class="node-name"[^>]*>([^<]+)<', text) == ["node-00", "node-01", "node-02"]

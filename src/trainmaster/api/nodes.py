@@ -130,6 +130,16 @@ class HistoryLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChange:
+    """A drain or a give-back of a node."""
+
+    at: datetime
+    who: str
+    drained: bool  # False: given back
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHistory:
     """What checks said of a node and its GPUs, or of one GPU on whatever node it was; newest first."""
 
@@ -145,4 +155,5 @@ class NodeHistory:
     verdict: Verdict | None = None  # of a node; a check that was not measured again keeps its last one
     standing: str = ""  # the check of an older run that decides it
     used_by_others: int = 0  # open jobs there of projects that the caller does not see
+    changes: tuple[NodeChange, ...] = ()  # newest first; for callers who see the whole server
     made_at: datetime

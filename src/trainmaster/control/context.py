@@ -19,6 +19,7 @@ from trainmaster.core.states import Reason
 from trainmaster.queueing.state import Assigned, Kind, Rules
 from trainmaster.storage import Store
 from trainmaster.store import leases
+from trainmaster.store.capacity.order import Checks
 from trainmaster.store.database import Connection, Database, describe_error, is_unavailable
 from trainmaster.store.rows import JobRow
 from trainmaster.targets import Placement, Submission, Target
@@ -84,6 +85,7 @@ class Context:
     # (dispatch.py). None: there is no queue, and every job starts at once.
     kinds: dict[str, frozenset[Kind]] | None = None
     drained: set[str] = field(default_factory=set)  # places of that queue where nothing starts
+    checks: Callable[[], Checks] = dict  # what the operator's own checks said last, by machine
     bookings: dict[str, tuple[int, Assigned]] = field(default_factory=dict)  # job → number of the attempt, devices
     rules: Rules = field(default_factory=Rules)  # of that queue
     commits: Commits = field(default_factory=Commits)

@@ -38,6 +38,7 @@ from trainmaster.core.states import Stage
 from trainmaster.queueing.state import Rules
 from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs, leases
+from trainmaster.store.capacity.order import Checks
 from trainmaster.store.database import Database, describe_error, is_unavailable
 from trainmaster.store.leases import RunningRow
 from trainmaster.store.rows import AttemptRow, JobRow, log_once
@@ -70,12 +71,14 @@ async def run(
     leads: asyncio.Event | None = None,
     begins: str | None = None,
     rules: Rules | None = None,
+    checks: Callable[[], Checks] = dict,
 ) -> None:
     """Reconcile until `stop` is set. `leads` is set once the first tick is done.
 
     With `begins`, of the queued jobs only that one is begun: who ends with it would leave the others without a driver.
 
-    What jobs leave is kept in `storage`; in a folder of the home where none is given.
+    What jobs leave is kept in `storage`; in a folder of the home where none is given. `checks`: what the operator's
+    own checks of machines said last.
     """
     home = home.absolute()  # noqa: ASYNC240 (rows keep this folder: it must not depend on where we stand)
     liveness = Liveness(home)
@@ -85,7 +88,7 @@ async def run(
         db=db, home=home, load=load, timeouts_s=timeouts_s, token=liveness.token, rest_s=rest_s,
         storage=storage if storage is not None else open_store(home / STORAGE_FOLDER),
         deadlines=replace(deadlines if deadlines is not None else Deadlines(), elapsed_s=clock.elapsed_s),
-        now=clock.now, kinds={}, rules=rules if rules is not None else Rules(),
+        now=clock.now, kinds={}, rules=rules if rules is not None else Rules(), checks=checks,
     )  # fmt: skip
     log.info("reconciling %s", home)
     sweeping = [

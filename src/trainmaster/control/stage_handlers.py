@@ -52,7 +52,7 @@ from trainmaster.core.errors import (
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 from trainmaster.core.workdir import find_digest
 from trainmaster.store import attempts, costs, jobs
-from trainmaster.store.capacity import after, devices, machines
+from trainmaster.store.capacity import after, devices, machines, order
 from trainmaster.store.database import Connection
 from trainmaster.store.rows import AttemptRow, JobRow
 from trainmaster.targets import (
@@ -62,6 +62,7 @@ from trainmaster.targets import (
     Places,
     Poll,
     Rents,
+    Submission,
     Target,
     find_place,
     find_traits,
@@ -183,8 +184,7 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     if isinstance(target, Places):
         planned = replace(context.plan(job, attempt.number), handle=handle)
         if isinstance(target, ListsDevices) and "devices" not in handle:
-            closed = await asyncio.to_thread(machines.list_machines, context.db, place=find_place(job.target))
-            planned = replace(planned, avoid={row.machine: machines.explain(row) for row in closed})
+            planned = await asyncio.to_thread(_choose_machines, context, job, target, planned)
         try:
             handle = await context.call("place", target.place(planned))
         except (Unreachable, NoCapacity):
@@ -203,6 +203,14 @@ async def _place(context: Context, job: JobRow, attempt: AttemptRow, handle: Han
     if placed:
         context.unsent.add(attempt.id)  # this process alone can know: another may have submitted and died
     return placed
+
+
+def _choose_machines(context: Context, job: JobRow, target: ListsDevices, planned: Submission) -> Submission:
+    """What the queue knows of machines that their target gives out by slots: which are closed, which come last."""
+    closed = machines.list_machines(context.db, place=find_place(job.target))
+    with context.db.read() as conn:
+        last = order.find_suspects(conn, target.list_machines(), now=context.now(), checks=context.checks())
+    return replace(planned, avoid={row.machine: machines.explain(row) for row in closed}, last=tuple(last))
 
 
 async def _stage(context: Context, job: JobRow, attempt: AttemptRow, handle: Handle) -> bool:

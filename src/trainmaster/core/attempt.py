@@ -41,6 +41,7 @@ class Submission:
     work: Path | None = None  # folder here whose files the nodes get as the job's working folder
     pulls: tuple[Pull, ...] = ()  # not printed: they hold signed addresses
     avoid: Mapping[str, str] = field(default_factory=dict)  # machines that take no new jobs, and why
+    last: tuple[str, ...] = ()  # machines to take only where the others are too few: their newest check failed
 
     def render(self) -> str:
         parts = [f"# {path}\n{text.rstrip()}\n" for path, text in self.files.items()]

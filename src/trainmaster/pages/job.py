@@ -17,7 +17,7 @@ from trainmaster.core.plan import ExitRecord
 from trainmaster.core.spec import JobSpec
 from trainmaster.core.states import Reason, Status
 from trainmaster.pages.cost import Figures, figures, list_prices
-from trainmaster.pages.parts import iteration_summary
+from trainmaster.pages.parts import failed_check, iteration_summary
 from trainmaster.pages.parts.run_summary import RunSummary
 from trainmaster.store import audit, jobs
 from trainmaster.store.attempts import list_attempts
@@ -62,12 +62,17 @@ def read(
             cost=figures(db, [job], now=now)[job.id],
             iterations=iteration_summary.read(db, job_id, over=job.status.final),
         )
+        places = _list_machines(db, tried[-1], released=job.stage is None) if tried else ()
+        advice = ""
+        if (job.status, job.reason) == (Status.FAILED, Reason.CHECK_FAILED):
+            advice = failed_check.advise(db, job, [place.name for place in places])
         return replace(
             page,
+            action="; ".join(filter(None, (page.action, advice))) or None,
             price_cents_per_hour=list_prices(db, [job_id])[job_id].cents_per_hour,
             continues=find_in_run(db, job_id, later=False) if job.spec.resume_from is not None else None,
             again_of=find_origin(db, job_id, project=job.project),
-            machines=_list_machines(db, tried[-1], released=job.stage is None) if tried else (),
+            machines=places,
             cancelled_by=audit.find_canceller(db, job_id) if job.cancel_requested else None,
             continued_as=find_in_run(db, job_id, later=True) if job.status.final else None,
         )

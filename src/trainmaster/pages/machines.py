@@ -14,7 +14,7 @@ from trainmaster.core.results import Verdict
 from trainmaster.pages.cost import Price, list_prices
 from trainmaster.pages.node_map import newer, newest_entries
 from trainmaster.pages.parts import node_standing
-from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out, read_targets
 from trainmaster.pages.parts.target_names import without_account
 from trainmaster.store import nodes
 from trainmaster.store.capacity import devices, queue
@@ -104,7 +104,8 @@ def read(
         for (place, machine), some in sorted(machines.items())
     ]
     # Nodes of which our queue gives out no device are known from their jobs and the checks of those.
-    words = {name: check.target for name, check in checks.items()}
+    words = read_targets(home) if home is not None else {}
+    words |= {name: check.target for name, check in checks.items()}
     words |= {node: holder.target for holder in attempts for node in holder.nodes}
     for name in sorted({*checked, *words} - {machine for _, machine in machines}):
         verdict, at = checked.get(name, (None, None))

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainmaster.api.codec import fill
-from trainmaster.api.nodes import HistoryLine, NodeHistory
+from trainmaster.api.nodes import HistoryLine, NodeChange, NodeHistory
 from trainmaster.core.results import Verdict
 from trainmaster.pages.node_map import add_money, list_uses
 from trainmaster.pages.parts import node_drains, node_health, node_standing
-from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out, read_targets
 from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.pages.parts.target_names import of_project
+from trainmaster.store import audit
 from trainmaster.store import nodes as store
 from trainmaster.store.capacity import machines
 from trainmaster.store.database import Database
@@ -48,6 +49,8 @@ def read(
         target = store.find_target(conn, attempts[0]) if gpu is None and attempts else None
         holders = store.list_holders(conn, project=project) if gpu is None else []
         others = store.count_others(conn, project)[node] if gpu is None else 0
+    if gpu is None and target is None and home is not None:
+        target = read_targets(home).get(node)
     uses = list_uses(holders)
     words = {node: {holder.target for holder in holders if holder.open and node in holder.nodes}}
     words[node] |= {target} if target is not None else set()
@@ -80,8 +83,28 @@ def read(
         verdict=verdict,
         standing=decides,
         used_by_others=others,
+        changes=_list_changes(db, node) if asks else (),
         made_at=now or datetime.now(UTC),
     )
+
+
+def merge(page: NodeHistory) -> list[HistoryLine | NodeChange]:
+    """Checks and changes in one order, newest first."""
+    oldest = datetime.min.replace(tzinfo=UTC)
+    rows: list[HistoryLine | NodeChange] = [*page.changes, *page.lines]
+    return sorted(rows, key=lambda row: row.at or oldest, reverse=True)
+
+
+def _list_changes(db: Database, node: str) -> tuple[NodeChange, ...]:
+    """Drains and give-backs as the audit trail has them."""
+    rows = audit.list_audit(db, subject=f"node:{node}", limit=_MOST)
+    return tuple(
+        NodeChange(
+            at=row.at, who=row.who, drained=row.action == "node.drain", reason=str((row.detail or {}).get("reason", ""))
+        )
+        for row in rows
+        if row.action in ("node.drain", "node.readmit") and not (row.detail or {}).get("fault")
+    )  # fmt: skip
 
 
 def _lines_of(checked: store.Checked, *, node: str, gpu: str | None) -> list[HistoryLine]:

@@ -13,7 +13,7 @@ from trainmaster.api.nodes import Gpu, MappedNode, NodeMap, NodeUse
 from trainmaster.core.results import Verdict
 from trainmaster.pages.cost import list_prices, list_spent
 from trainmaster.pages.parts import node_drains, node_health, node_standing
-from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out
+from trainmaster.pages.parts.node_journal import moment_of, read_history, read_out, read_targets
 from trainmaster.pages.parts.node_standing import ORDER
 from trainmaster.pages.parts.target_names import of_project
 from trainmaster.store import nodes as store
@@ -67,7 +67,7 @@ def read(
     fits: Mapping[str, Callable[[str], bool]] = {
         "bad": lambda name: verdicts[name][0] in _BAD,
         "used": lambda name: name in uses or name in others,
-        "free": lambda name: not (name in uses or name in others or name in out),
+        "free": lambda name: not (name in uses or name in others or name in out or verdicts[name][0] in _BAD),
         "out": out.__contains__,
     }
     counts = {"all": len(names), **{word: sum(map(fit, names)) for word, fit in fits.items()}}
@@ -84,7 +84,8 @@ def read(
     if project is not None:
         checks = {name: replace(check, target=of_project(check.target)) for name, check in checks.items()}
     known = add_money(db, (use for name in shown for use in uses.get(name, ())), now=now)
-    targets = {node: holder.target for holder in reversed(holders) for node in holder.nodes}
+    targets = read_targets(home) if home is not None else {}
+    targets |= {node: holder.target for holder in reversed(holders) for node in holder.nodes}
     if project is not None:
         targets = {node: of_project(word) for node, word in targets.items()}
     return NodeMap(

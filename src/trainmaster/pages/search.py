@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmaster.api.search import Hit, SearchPage
+from trainmaster.core.results import Verdict
 from trainmaster.core.states import Status
 from trainmaster.pages.parts.node_journal import moment_of, read_history
 from trainmaster.store.database import Database
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 MOST = 20  # of each kind
 LONGEST = 100  # characters of a query
-_DEVICE_LETTERS = 5  # a shorter word stands in the findings of every check
+_DEVICE_LETTERS = 5  # a shorter word stands in the findings of every check: it is looked for in bad ones alone
+_FAULT_LETTERS = 3  # as Xid
 _WRITTEN = re.compile(r"^serial: ?", re.IGNORECASE)  # as the pages write a serial number
 _AROUND = 160  # characters of a text shown
 
@@ -37,8 +39,10 @@ def read(db: Database, query: str = "", *, project: str | None = None, home: Pat
         jobs = runs.find_jobs(db, [each.id for each in found[:MOST]])
         failures = search.find_failures(db, word, project=project, limit=most)
         nodes = search.find_nodes(db, word, project=project, limit=most)
-        long_enough = len(word) >= _DEVICE_LETTERS
-        devices = search.find_devices(db, word, project=project, limit=most) if long_enough else []
+        devices = []
+        if len(word) >= _FAULT_LETTERS:
+            short = len(word) < _DEVICE_LETTERS
+            devices = search.find_devices(db, word, project=project, limit=most, only_bad=short)
     hits = [
         Hit(kind="job", title=row.name, text=row.message, job_id=row.id, project=row.project, status=row.status,
             at=row.created_at)
@@ -61,7 +65,7 @@ def read(db: Database, query: str = "", *, project: str | None = None, home: Pat
 
 
 def _find_checked(home: Path, word: str, *, besides: Collection[str]) -> Iterator[Hit]:
-    """Nodes by name and GPUs by serial number in the operator's own checks, the newest first."""
+    """Nodes by name and fault, GPUs by serial number and fault in the operator's own checks, the newest first."""
     shown, asked = set[str](), word.lower()
     for entry in reversed(read_history(home)):
         serial = entry.key.partition(":")[2] if entry.device is not None else ""
@@ -69,11 +73,18 @@ def _find_checked(home: Path, word: str, *, besides: Collection[str]) -> Iterato
             continue
         for kind, name in ("node", entry.node), ("gpu", serial):
             key = entry.node if kind == "node" else entry.key
-            if asked not in name.lower() or key in shown:
+            own = (entry.device is None) == (kind == "node")  # a fault is that of the GPU, or of the rest of the node
+            fault = own and len(asked) >= _FAULT_LETTERS and _has_fault(entry, asked)
+            if (asked not in name.lower() and not fault) or key in shown:
                 continue
             shown.add(key)
             text = " · ".join(part for part in (entry.device, serial, entry.reason) if part)
             yield _checked_hit(kind, entry, text)
+
+
+def _has_fault(entry: Entry, asked: str) -> bool:
+    bad = entry.verdict not in (Verdict.PASS, Verdict.SKIP)
+    return bad and (asked in entry.reason.lower() or asked in (check.lower() for check in entry.checks))
 
 
 def _checked_hit(kind: Any, entry: Entry, text: str) -> Hit:

@@ -201,7 +201,8 @@ class _Table:
         assert reserved is not None
         if self.head.job == job.job:
             missing = self._describe_unlimited(self.running) if reserved.start_s == math.inf else ""
-            return "first", f"{wants}, {has}{self._describe_closed()}; what becomes free is kept for it{missing}"
+            rest = f"{missing}{self._describe_bad()}"
+            return "first", f"{wants}, {has}{self._describe_closed()}; what becomes free is kept for it{rest}"
         return "behind", f"{wants}, {self._describe_free(reserved)}"
 
     def _describe_free(self, reserved: Reservation) -> str:
@@ -220,6 +221,13 @@ class _Table:
         if not count:
             return ""
         return f"; {_count(count, self.kind)} on machines that take no jobs ({closed[0].name}: {closed[0].closed})"
+
+    def _describe_bad(self) -> str:
+        """That no other machine is left: the job would be given one whose check failed."""
+        open_ones = [machine for machine in self.state.machines if not machine.closed and machine.devices(self.kind)]
+        if not open_ones or not all(machine.suspect for machine in open_ones):
+            return ""
+        return f"; the newest check of {open_ones[0].name} failed, and no machine without a failed check is left"
 
     def _describe_used(self) -> str:
         used = [who for machine in self.state.machines if not machine.closed for who in machine.used.values()]

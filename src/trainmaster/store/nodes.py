@@ -44,6 +44,13 @@ def list_instances(
     return [Instance(**row) for row in db.mappings(query)]
 
 
+def list_returned(conn: Connection) -> set[str]:
+    """Attempts whose rented machines are all gone."""
+    i = t.instances.c
+    gone = select(i.attempt).group_by(i.attempt).having(func.count() == func.count(i.gone_at))
+    return set(conn.execute(gone).scalars())
+
+
 def list_checks(db: Database, job_id: str) -> list[CheckRecord]:
     """The checks of all attempts of a job, in the order of the attempts."""
     query = (
@@ -196,6 +203,13 @@ def list_node_checks(conn: Connection, node: str, *, project: str | None = None,
     c = t.check_results.c
     query = select(c.attempt).where(c.node == node, *_of_project(project)).group_by(c.attempt)
     return list(conn.execute(query.order_by(func.max(c.id).desc()).limit(limit)).scalars())
+
+
+def list_failed_nodes(conn: Connection, *, limit: int) -> list[str]:
+    """Nodes of which a pre-flight ever failed, by name."""
+    c = t.check_results.c
+    failed = select(c.node).where(t.BAD, c.verdict == Verdict.FAIL.value).distinct()
+    return list(conn.execute(failed.order_by(c.node).limit(limit)).scalars())
 
 
 def find_target(conn: Connection, attempt: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import logging
@@ -23,6 +24,7 @@ from trainmaster.control.log_view import search as log_search
 from trainmaster.control.notify import outbox
 from trainmaster.control.reconcile import STORAGE_FOLDER
 from trainmaster.core.config import presets
+from trainmaster.pages.parts import node_journal
 from trainmaster.storage import Store, open_store
 from trainmaster.store import jobs
 from trainmaster.store.database import Database
@@ -33,7 +35,7 @@ from trainmaster.web.beside import Beside
 from trainmaster.web.curve_cache import CurveCache
 from trainmaster.web.guard import GuardMiddleware
 from trainmaster.web.kept import Kept
-from trainmaster.web.ledgers import Ledgers
+from trainmaster.web.ledgers import Ledgers, MachineSums
 from trainmaster.web.metrics import UNMEASURED, Meter, MetricsMiddleware
 from trainmaster.web.otlp.exporter import Exporter, TraceMiddleware
 from trainmaster.web.otlp.settings import Otlp
@@ -84,7 +86,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         _settle()
-        async with _ledgers(app.state.ledgers), _export(app, exporter):
+        async with _sums(app.state.ledgers, app.state.machines), _export(app, exporter):
             if not reconcile:
                 yield
                 return
@@ -100,6 +102,7 @@ def create_app(
     app.state.db, app.state.home, app.state.storage, app.state.meter = db, home, kept, meter
     beside = Beside()
     app.state.live, app.state.ledgers = PageCache(db, beside), Ledgers(db, beside)
+    app.state.machines = MachineSums(db, home)
     app.state.curves, app.state.compared = CurveCache(db, beside), ComparedCurves(db)
     app.state.kept = Kept()
     app.state.followers = followers if followers is not None else Followers()
@@ -207,15 +210,15 @@ async def _ask_pages(app: FastAPI) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def _ledgers(ledgers: Ledgers) -> AsyncIterator[None]:
+async def _sums(ledgers: Ledgers, machines: MachineSums) -> AsyncIterator[None]:
     """Keep the sums of /metrics fresh beside the server."""
     stop = asyncio.Event()
-    task = asyncio.create_task(ledgers.run(stop), name="ledgers")
+    tasks = [asyncio.create_task(each.run(stop), name=type(each).__name__) for each in (ledgers, machines)]
     try:
         yield
     finally:
         stop.set()
-        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _export(app: FastAPI, exporter: Exporter | None) -> contextlib.AbstractAsyncContextManager[None]:
@@ -227,7 +230,8 @@ def _export(app: FastAPI, exporter: Exporter | None) -> contextlib.AbstractAsync
     def collect() -> list[Metric]:
         meter: Meter = state.meter
         pulse = backlog.read_backlog(state.db)
-        meter.update(pulse, following=state.followers.open, sums=state.ledgers.sums())
+        sums, machines = state.ledgers.sums(), state.machines.read()
+        meter.update(pulse, following=state.followers.open, sums=sums, machines=machines)
         return meter.collect()
 
     return exporter.running(collect)
@@ -249,7 +253,9 @@ class _Looks(asyncio.Event):
 async def _reconciler(db: Database, home: Path, storage: Store, meter: Meter) -> AsyncIterator[Callable[[], str]]:
     """Run the reconciler beside the server; yields a function that returns its state."""
     stop, looks = asyncio.Event(), _Looks(meter)
-    task = asyncio.create_task(reconcile.run(db, home, stop=stop, storage=storage, leads=looks), name="reconciler")
+    checks = functools.partial(node_journal.read_verdicts, home)
+    driven = reconcile.run(db, home, stop=stop, storage=storage, leads=looks, checks=checks)
+    task = asyncio.create_task(driven, name="reconciler")
     # Budgets and notifications have loops of their own: a hanging webhook must not delay a job, nor a job a budget.
     beside = [
         asyncio.create_task(budget.run(db, stop=stop, home=home), name="budgets"),

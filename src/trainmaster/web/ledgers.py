@@ -1,8 +1,9 @@
-"""Ledgers that the server keeps: of jobs whose page is open, and the sums that /metrics shows."""
+"""Ledgers that the server keeps: of jobs whose page is open, and the sums and counts that /metrics shows."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -11,13 +12,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 
 from trainmaster.api.goodput import JobGoodput
 from trainmaster.api.timeline import Timeline
 from trainmaster.core.money.goodput.tally import Tally
-from trainmaster.pages import timeline
+from trainmaster.pages import machine_counts, timeline
 from trainmaster.pages.goodput import job_goodput, kind_of, list_booked
 from trainmaster.pages.job_goodput import book_job
+from trainmaster.pages.machine_counts import MachineCounts
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures, ledger_tallies
 from trainmaster.web.beside import Beside
@@ -28,6 +31,7 @@ _SHARE = 20  # than so many times what making it took: a long run does not keep 
 _SMALL = 2 << 20  # bytes of events whose ledger is made while the caller waits
 _RANK = 2  # the longest of what is read beside a page
 _SUMS_FRESH_S = 60.0
+_MACHINES_FRESH_S = 20.0
 _RECENT_S = 30.0  # what a page may show as the present
 _PATIENCE_S = 0.1  # that a page waits for sums to be made: of a few running jobs they take less
 _LOOK_S = 0.5
@@ -219,6 +223,38 @@ class Ledgers:
                 final.counted.add(kept.job_id)
                 final.tops[kept.run] = max(kept.steps, final.tops.get(kept.run, 0))
                 _add(final.projects, final.targets, kept.project, kept.target, kept.tally)
+
+
+class MachineSums:
+    """Counts of nodes and devices for /metrics. Threads may share it."""
+
+    def __init__(self, db: Database, home: Path) -> None:
+        self._db, self._home = db, home
+        self._counts: MachineCounts | None = None
+        self._wanted = False
+
+    def read(self) -> MachineCounts | None:
+        """The counts as they were made last; None until they were made once. Asking has them made (`run`)."""
+        self._wanted = True
+        return self._counts
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the counts fresh while they are asked for, until `stop`: a scrape does not wait for them."""
+        due = -math.inf
+        while not stop.is_set():
+            if self._wanted and time.monotonic() > due:
+                self._wanted, begun = False, time.monotonic()
+                try:
+                    await asyncio.to_thread(self.refresh)
+                except Exception:  # the database may be away: the last counts stand, and the next scrape asks again
+                    _log.warning("nodes and devices could not be counted", exc_info=True)
+                due = begun + max(_MACHINES_FRESH_S, _SHARE * (time.monotonic() - begun))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK_S)
+
+    def refresh(self) -> None:
+        """Make the counts anew."""
+        self._counts = machine_counts.read(self._db, home=self._home)
 
 
 def _add(projects: dict[str, Tally], targets: dict[str, Tally], project: str, target: str, tally: Tally) -> None:

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
+from trainmaster.pages.machine_counts import MachineCounts
 from trainmaster.store.page_rows.backlog import Backlog
 from trainmaster.web.ledgers import Sums
 
@@ -49,6 +50,16 @@ class Meter:
         about = "Parts of the ML productivity goodput by project: scheduling, runtime, program."
         self._goodput = Gauge("goodput_ratio", about, ["project", "part"], **own)
         Gauge("build", "Version of the server.", ["version"], **own).labels(__version__).set(1)
+        self._waiting = Gauge("jobs_waiting", "Jobs in a queue; not those that wait for other jobs to end.", **own)
+        self._longest = Gauge("longest_wait_seconds", "How long the first of these has waited in the queue.", **own)
+        about = "Nodes by the verdict of their newest checks, and whether they are drained."
+        self._nodes = Gauge("nodes", about, ["verdict", "drained"], **own)
+        about = "How long the node has been drained that has been for longest; 0: none is."
+        self._drained = Gauge("drained_seconds", about, **own)
+        about, labels = "Devices that the queue gives out, by target and kind (gpu, slot).", ["target", "kind"]
+        self._devices = Gauge("devices", about, labels, **own)
+        self._used = Gauge("devices_used", "Devices that a job or another program has.", labels, **own)
+        self._free = Gauge("devices_free", "Devices that a job can be given now.", labels, **own)
         self._ticked: float | None = None
 
     def tick(self) -> None:
@@ -59,15 +70,19 @@ class Meter:
     def tick_age_s(self) -> float | None:
         return None if self._ticked is None else time.monotonic() - self._ticked
 
-    def render(self, pulse: Backlog, *, following: int, sums: Sums | None = None) -> bytes:
-        self.update(pulse, following=following, sums=sums)
+    def render(
+        self, pulse: Backlog, *, following: int, sums: Sums | None = None, machines: MachineCounts | None = None
+    ) -> bytes:
+        self.update(pulse, following=following, sums=sums, machines=machines)
         return generate_latest(self._registry)
 
     def collect(self) -> list[Metric]:
         """All metrics as they are now."""
         return list(self._registry.collect())
 
-    def update(self, pulse: Backlog, *, following: int, sums: Sums | None) -> None:
+    def update(
+        self, pulse: Backlog, *, following: int, sums: Sums | None, machines: MachineCounts | None = None
+    ) -> None:
         """Set what is read from the database, not counted."""
         for status, count in pulse.jobs.items():
             self._jobs.labels(status).set(count)
@@ -83,8 +98,23 @@ class Meter:
         self._following.set(following)
         age = self.tick_age_s
         self._age.set(-1.0 if age is None else age)
+        self._waiting.set(pulse.jobs_waiting)
+        self._longest.set(pulse.longest_wait_s)
         if sums is not None:
             self._set_goodput(sums)
+        if machines is not None:
+            self._set_machines(machines)
+
+    def _set_machines(self, counts: MachineCounts) -> None:
+        for (verdict, drained), count in counts.nodes.items():
+            self._nodes.labels(verdict, str(drained).lower()).set(count)
+        self._drained.set(counts.drained_s)
+        for gauge in (self._devices, self._used, self._free):
+            gauge.clear()  # a target may be gone
+        for labels, held in counts.devices.items():
+            self._devices.labels(*labels).set(held.total)
+            self._used.labels(*labels).set(held.used)
+            self._free.labels(*labels).set(held.free)
 
     def _set_goodput(self, sums: Sums) -> None:
         for gauge in (self._gpu, self._money, self._targets, self._ettr, self._goodput):

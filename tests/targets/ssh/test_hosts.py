@@ -74,6 +74,19 @@ def test_by_slots_a_job_goes_to_no_host_that_may_have_gpus_unless_it_hides_them(
         asyncio.run(target.place(replace(planned, avoid={"n1": "drained: a fan", "n2": "drained: a cable"})))
 
 
+def test_by_slots_a_machine_whose_check_failed_is_taken_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = {"free": 1, "held": [], "knows": ["a.2"], "bare": True}
+    hosts = [_Host(name, offer=offer, claim={"held": True}) for name in ("n1", "n2")]
+    hosts[1]._answers = {**hosts[1]._answers, "offer": {**offer, "knows": []}}
+    monkeypatch.setattr(Ssh, "_sessions", lambda _: hosts)
+    monkeypatch.setattr(Ssh, "hosts", lambda _: parse_hosts({"hosts": ["n1", "n2"]}, HERE))
+    target, spec = Ssh(Path("hosts.yaml")), JobSpec(name="j", command=("x",))
+    planned = replace(target.plan(Placement(attempt="a.2", spec=spec, job_folder=HERE)), last=("n1",))
+    assert asyncio.run(target.place(planned))["nodes"] == ["n2"], "though its job was on n1 before"
+    alone = replace(planned, avoid={"n2": "drained: a fan"})
+    assert asyncio.run(target.place(alone))["nodes"] == ["n1"]
+
+
 def test_names_mappings_and_defaults() -> None:
     found = parse_hosts(
         {

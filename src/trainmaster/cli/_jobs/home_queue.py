@@ -37,8 +37,9 @@ class HomeQueue:
 
     def drain_machine(self, node: str, *, reason: str, target: str | None) -> None:
         from trainmaster.control.queueing import machines
+        from trainmaster.pages.parts.node_journal import read_targets
 
-        machines.drain(self.db, node, reason=reason, on=target)
+        machines.drain(self.db, node, reason=reason, on=target, checked_on=read_targets(self.home).get(node))
 
     def readmit_machine(self, node: str, *, target: str | None) -> None:
         from trainmaster.control.queueing import machines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 def driving(db: Database, home: Path, job_id: str) -> Iterator[None]:
     """This job and those of the home that have begun go on while the block runs; no other is taken from the queue."""
     from trainmaster.control import reconcile
+    from trainmaster.pages.parts import node_journal
 
     storage = open_storage(find_storage(home), home)  # where a server of this home keeps things too
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
-    driven = reconcile.run(db, home, stop=stop, storage=storage, begins=job_id)
+    checks = functools.partial(node_journal.read_verdicts, home)
+    driven = reconcile.run(db, home, stop=stop, storage=storage, begins=job_id, checks=checks)
     thread = threading.Thread(target=lambda: loop.run_until_complete(driven), daemon=True)
     thread.start()
     try:

@@ -42,12 +42,14 @@ def _write_reports(out: Path, health: ClusterHealth, price: float | None, digest
         _console.note(f"no {', '.join(missing)}: run: {_console.plain(install_command('server'))}")
 
 
-def remember(home: Path | None, health: ClusterHealth, digest: str) -> None:
+def remember(home: Path | None, health: ClusterHealth, digest: str, *, on: str | None) -> None:
     """Each GPU's verdict joins its history. A verdict is not lost because a history cannot be written."""
+    from trainmaster import targets
     from trainmaster.cli import _console
     from trainmaster.cluster.health import journal
 
+    word = on or next(name for name in targets.names() if targets.traits(name).here)
     try:
-        journal.record(locate(home), health, bundle_sha256=digest)
+        journal.record(locate(home), health, bundle_sha256=digest, target=targets.traits(word).make_absolute(word))
     except UsageError as error:
         _console.note(f"not added to the history of GPUs: {_console.plain(str(error))}")

@@ -145,7 +145,7 @@ def check(
     health = replace(health, notes=tuple(word[:500] for word in note or ()))
     digest = _evidence.keep(out, health, price=price, upload=upload) if out is not None else ""
     if replay is None:
-        _evidence.remember(home, health, digest)
+        _evidence.remember(home, health, digest, on=on)
     changes = between.compare(before, health) if before is not None else None
     # Only now: the bundle and the history keep what was measured.
     health, node = (health.demanding(), node and node.demanding()) if strict else (health, node)

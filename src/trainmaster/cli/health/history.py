@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainmaster.cli import _console
 from trainmaster.cli._home import HomeOption, locate
 from trainmaster.cli._views import remedy_text
+
+if TYPE_CHECKING:
+    from trainmaster.cluster.health.history import Entry
+    from trainmaster.store.database import Database
 
 
 def history(
@@ -26,7 +32,8 @@ def history(
     """Show repeat offenders: the same GPU that failed n times on m nodes.
 
     A GPU is known by its serial number (else its UUID, else its node and bus), so its history follows it from node to
-    node. A run that is recorded twice counts once.
+    node. Counted are the checks from this home folder and the pre-flights of its jobs, the newest 50 of each node. A
+    run that is recorded twice counts once.
 
     [bold]Examples[/]
 
@@ -51,8 +58,10 @@ def history(
 def _show_offenders(home: Path, least: int, as_json: bool) -> None:
     from trainmaster.cluster.health import journal
     from trainmaster.cluster.health.history import offenders
+    from trainmaster.pages import failed_preflights
 
-    entries = offenders(journal.history(home), least=least)
+    jobs = _read_jobs(home, failed_preflights.list_failed)
+    entries = offenders([*journal.history(home), *jobs], least=least)
     if as_json:
         _console.as_json(entries)
         return
@@ -73,10 +82,28 @@ def _show_offenders(home: Path, least: int, as_json: bool) -> None:
     _console.out.print(table)
 
 
+def _read_jobs(home: Path, read: Callable[[Database], list[Entry]]) -> list[Entry]:
+    """Entries from the pre-flights of the jobs of a home; none where it has no jobs, or cannot have any."""
+    from trainmaster.cli._home import is_new
+
+    if is_new(home) or importlib.util.find_spec("sqlalchemy") is None:
+        return []
+    from trainmaster.cli._home import open_home
+
+    _, db = open_home(home)
+    try:
+        return read(db)
+    finally:
+        db.close()
+
+
 def _show_gpu(home: Path, word: str, as_json: bool) -> None:
     from trainmaster.cluster.health import journal
+    from trainmaster.pages import failed_preflights
 
-    every = {(entry.run, entry.key): entry for entry in journal.history(home)}
+    # By the value alone, as its pre-flights state it: serial:…
+    jobs = _read_jobs(home, lambda db: failed_preflights.list_of_gpu(db, word.rpartition(":")[2]))
+    every = {(entry.run, entry.key): entry for entry in [*journal.history(home), *jobs]}
     whole = [entry for entry in every.values() if entry.key.partition(":")[2] == word]
     entries = sorted(whole or [entry for entry in every.values() if word in entry.key], key=lambda entry: entry.at)
     if as_json:

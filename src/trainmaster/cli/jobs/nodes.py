@@ -92,7 +92,7 @@ def drain(
 
 @nodes.command("readmit")
 def readmit(node: Node, on: Through = None, home: HomeOption = None, server: ServerOption = None) -> None:
-    """Let a drained machine take jobs again.
+    """Let a drained machine take jobs again. Where its newest check failed, that is said, and done all the same.
 
     [bold]Examples[/]
 
@@ -100,14 +100,17 @@ def readmit(node: Node, on: Through = None, home: HomeOption = None, server: Ser
     """
     with connect(home, server) as source:
         source.readmit_machine(node, target=on)
+        found = [line for line in source.machines(project=None).machines if line.machine == node]
     _console.out.print(f"{_console.plain(node)}: takes jobs again")
+    if any(line.verdict is Verdict.FAIL for line in found):
+        _console.note("careful: its newest check failed, and a job there may end at once; check it again")
 
 
 def _print(page: MachinesPage) -> None:
     columns = ("target", "machine", "verdict", "device", "model", "has it", "since", "by", "per hour")
     table = _console.table(*columns, right={"per hour"})
     for machine in page.machines:
-        first = (escape(machine.target), escape(machine.machine), _state(machine))
+        first = (escape(machine.target) or "[dim]not known[/]", escape(machine.machine), _state(machine))
         for device in machine.devices:
             since = age(device.since) if device.since is not None else ""
             money = _money(device) if device.job_id is not None else ()

@@ -35,6 +35,7 @@ class Entry:
     bundle_sha256: str = ""  # digest of the evidence bundle; empty: the run wrote none
     # Checks that the whole node passed, in its first entry of a run; null: written before this was kept.
     passed: tuple[str, ...] | None = None
+    target: str = ""  # through which the node was checked; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

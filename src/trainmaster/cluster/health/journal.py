@@ -60,10 +60,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "") -> int:
+def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "", target: str = "") -> int:
     """Add a run to the history; the number of rows added, 0 if the run is already there.
 
-    `bundle_sha256` is the digest of its evidence bundle (cluster/health/evidence.py).
+    `bundle_sha256` is the digest of its evidence bundle (cluster/health/evidence.py); `target`: where its nodes are.
     """
     from trainmaster.cluster.health.history import entries
 
@@ -71,7 +71,9 @@ def record(home: Path, health: ClusterHealth, *, bundle_sha256: str = "") -> int
     known = {entry.run for entry in history(home)}
     if not new or new[0].run in known:
         return 0
-    append(home / HISTORY, [schema.to_plain(replace(entry, bundle_sha256=bundle_sha256)) for entry in new])
+    append(
+        home / HISTORY, [schema.to_plain(replace(entry, bundle_sha256=bundle_sha256, target=target)) for entry in new]
+    )
     return len(new)
 
 

@@ -275,7 +275,7 @@ class Dispatcher:
         while rows := [row for row in rows if row.id not in unreadable]:
             decided = order.decide(
                 context.db, place, rows, now=now, rules=context.rules, alone=host, late=_LATE if late else "",
-                may_cost=targets.may_cost,
+                may_cost=targets.may_cost, checks=context.checks(),
             )  # fmt: skip
             if not (found := queue.find_unreadable(context.db, _list_first(decided.decisions, count))):
                 break

@@ -23,10 +23,11 @@ Load = Callable[[str], Target]
 
 def drain(
     db: Database, name: str, *, reason: str, on: str | None = None, by: str = submitting.LOCAL,
-    load: Load = targets.load,
+    load: Load = targets.load, checked_on: str | None = None,
 ) -> None:  # fmt: skip
-    """The queue starts nothing new on a machine; `reason` is shown to callers who see the whole server."""
-    place, words = find_place(db, name, on=on, load=load), " ".join(reason.split())
+    """The queue starts nothing new on a machine; `reason` is shown to callers who see the whole server. `checked_on`:
+    the target through which the operator checked it, also one that no job has used."""
+    place, words = find_place(db, name, on=on, load=load, checked_on=checked_on), " ".join(reason.split())
     if not words or len(words) > MOST:
         raise UsageError(f"--reason: write why {name} is drained, in at most {MOST} characters")
     with db.write() as conn:
@@ -50,7 +51,9 @@ def readmit(
         audit.record(conn, who=by, action="node.readmit", subject=f"node:{name}", detail=detail)
 
 
-def find_place(db: Database, name: str, *, on: str | None = None, load: Load = targets.load) -> str:
+def find_place(
+    db: Database, name: str, *, on: str | None = None, load: Load = targets.load, checked_on: str | None = None
+) -> str:
     """The place of a machine: of the target that is named, else the only one that is known to have it."""
     if on is not None:
         word = _find_word(db, on)
@@ -62,23 +65,28 @@ def find_place(db: Database, name: str, *, on: str | None = None, load: Load = t
         if name not in (known := target.list_machines()):
             raise UsageError(f"--on {on}: no machine {name!r:.80} there; it has {', '.join(known[:10])}")
         return targets.find_place(word)
-    found = list_places(db, name, load=load)
+    found = list_places(db, name, load=load, checked_on=checked_on)
     if len(found) > 1:
         words = ", ".join(map(targets.spell_place, found))
         raise UsageError(f"{name} is a machine of several targets ({words}); say which with --on")
     if not found:
-        raise UsageError(f"no machine {name!r:.80} of the queue is known; name its target, as --on ssh:hosts.yaml")
+        raise UsageError(
+            f"no machine {name!r:.80} of the queue is known: no job, `target add` or check has named its target; name "
+            "it, as --on ssh:hosts.yaml"
+        )
     return found[0]
 
 
-def list_places(db: Database, name: str, *, load: Load = targets.load) -> list[str]:
-    """Places that have a machine of this name: by their rows, and by the targets that jobs used or an admin named."""
+def list_places(db: Database, name: str, *, load: Load = targets.load, checked_on: str | None = None) -> list[str]:
+    """Places that have a machine of this name: by their rows, and by the targets that jobs used, an admin named or the
+    operator's check went through."""
     places.respell(db)
     found = {row.place for row in devices.list_devices(db) if row.machine == name}
     found |= {row.place for row in machines.list_machines(db) if row.machine == name}
     here = [word for word in targets.names() if targets.traits(word).here] if name == socket.gethostname() else []
     with db.read() as conn:
         words = {*queue.list_used_words(db), *(known.word for known in known_targets.list_targets(conn))}
+    words |= {checked_on} if checked_on else set()
     for word in words:
         with contextlib.suppress(TrainmasterError):  # its file is gone: it names no machine any more
             target = load(word)

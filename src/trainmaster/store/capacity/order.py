@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
@@ -22,13 +22,17 @@ from trainmaster.store import nodes
 from trainmaster.store import tables as t
 from trainmaster.store.capacity import budget_hold, devices, machines, queue
 from trainmaster.store.capacity.budget_hold import MayCost
-from trainmaster.store.capacity.devices import DeviceRow
 from trainmaster.store.capacity.queue import WaitingRow
 from trainmaster.store.columns import upsert
 from trainmaster.store.database import Database
 
-LASTS = timedelta(minutes=15)  # for so long a machine is given out last
+# For so long a machine is given out last. As long as a fault waits for somebody to look at it: a free machine that is
+# first again after some minutes fails a job each time.
+LASTS = timedelta(hours=24)
 _LONGEST = timedelta(hours=1)  # of a pre-flight: one that began longer ago is over
+
+
+Checks = Mapping[str, tuple[datetime, Verdict]]  # by machine: the operator's newest check of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +53,21 @@ def decide(
     alone: str | None = None,
     late: str = "",
     may_cost: MayCost = lambda _, /, *, stated: stated != 0,
+    checks: Checks | None = None,
 ) -> Decided:
     """Decide for the jobs that wait at a place.
 
     `alone` is the only machine of the place: while it is drained, jobs that need none of its devices wait too.
     `late` is why nobody starts on its GPUs now. `may_cost`: whether jobs on a target may cost something with what
     they state; what may cost something waits while the budget of its project is spent, and has nothing kept for it.
+    `checks`: what the operator's own checks said last.
     """
     with db.read() as conn:
         kept, closed = devices.list_devices(db, place=place), machines.list_machines(db, place=place)
         waiting = queue.to_waiting(rows, machines.find_kinds(kept, closed))
         running = queue.list_holders(db, kept, now=now) if waiting else ()
         shares = devices.list_shares(db) if waiting else {}
-        suspects = find_suspects(conn, kept, now=now) if waiting else ()
+        suspects = find_suspects(conn, {row.machine for row in kept}, now=now, checks=checks) if waiting else ()
         held = budget_hold.list_held(conn, rows, may_cost=may_cost, now=now)
     held = {job.job: late for job in waiting if late and job.need.kind == "gpu"} | held
     if drained := next((row for row in closed if row.machine == alone and row.drained is not None), None):
@@ -143,22 +149,25 @@ def list_kept(db: Database, *, since: datetime) -> list[Order]:
 _last: WeakKeyDictionary[Database, dict[str, tuple[datetime, Order]]] = WeakKeyDictionary()
 
 
-def find_suspects(conn: Connection, listed: Iterable[DeviceRow], *, now: datetime) -> Collection[str]:
-    """Machines of one place that jobs get last now: their newest pre-flight failed a short while ago.
+def find_suspects(
+    conn: Connection, names: Collection[str], *, now: datetime, checks: Checks | None = None
+) -> Collection[str]:
+    """Machines of one place that jobs get last now: their newest pre-flight, or the operator's newer check, failed.
 
     A free machine with a fault would take one waiting job after the other and fail each within seconds. It is not
     closed to jobs: what a pre-flight fails is also what a spec expects, and a job must not be able to take a machine
     from the others.
     """
-    names = {row.machine for row in listed}
-    if len(names) < 2:
-        return ()
     c, a = t.check_results.c, t.attempts.c
-    lately = select(a.id).where(a.created_at > now - LASTS - _LONGEST)  # few: not all that ever failed
+    own = {name: check for name, check in (checks or {}).items() if name in names and check[0] <= now}
+    lately = select(a.id).where(a.created_at > now - LASTS - _LONGEST)
     failed = select(c.node).where(c.attempt.in_(lately), c.verdict == Verdict.FAIL.value).distinct()
-    bad = names.intersection(conn.execute(failed).scalars())
+    bad = {name for name, (_, verdict) in own.items() if verdict is Verdict.FAIL}
+    bad |= set(names).intersection(conn.execute(failed).scalars())
     newest = nodes.list_newest_checks(conn, nodes=bad) if bad else {}
-    return [name for name, check in newest.items() if check.worst is Verdict.FAIL and _at(check, now) > now - LASTS]
+    said = {name: (_at(check, now), check.worst) for name, check in newest.items()}
+    said |= {name: check for name, check in own.items() if name not in said or check[0] > said[name][0]}
+    return [name for name in sorted(bad) if said[name][1] is Verdict.FAIL and said[name][0] > now - LASTS]
 
 
 def _at(check: nodes.NodeCheck, now: datetime) -> datetime:

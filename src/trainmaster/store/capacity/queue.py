@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Text, bindparam, func, or_, select, type_coerce, update
+from sqlalchemy import Connection, Select, Text, bindparam, func, or_, select, type_coerce, update
 
 from trainmaster.core.config.queue import PRIORITIES, Queue
 from trainmaster.core.errors import JobUnreadable
@@ -131,6 +131,12 @@ def list_waiting(
         rows = conn.execute(query.order_by(_SINCE, _J.id)).all()
     here = [row for row in rows if host is None or (row.lease_owner or "").partition(" ")[0] == host]
     return read_each(_waiting_again, here)
+
+
+def count_waiting() -> Select[Any]:
+    """The query for how many jobs wait in a queue, without those that wait for other jobs to end, and since when the
+    first of them does."""
+    return select(func.count(), func.min(_SINCE)).select_from(t.jobs).where(*_QUEUED, ~after.named())
 
 
 def find_unreadable(db: Database, ids: Collection[str]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import InterfaceError, InternalError, OperationalError
@@ -14,6 +15,7 @@ from trainmaster.core.plan import EVENTS_FILE
 from trainmaster.core.states import Status
 from trainmaster.store import leases
 from trainmaster.store import tables as t
+from trainmaster.store.capacity import queue
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import revisions
 
@@ -31,6 +33,8 @@ class Backlog:
     deliveries_waiting: int  # messages on their way, tries that failed among them
     instances: Mapping[str, int]  # of each state
     active_orchestrators: int = 0  # open jobs that a live reconciler holds
+    jobs_waiting: int = 0  # in the queue, without those that wait for other jobs to end
+    longest_wait_s: float = 0.0  # of these
 
 
 def find_fault(db: Database) -> str | None:
@@ -71,6 +75,7 @@ def read_backlog(db: Database) -> Backlog:
     waiting = select(func.count()).select_from(t.outbox).where(t.outbox.c.spread_at.is_(None))
     sending = select(func.count()).select_from(t.deliveries).where(t.deliveries.c.next_at.is_not(None))
     with db.read() as conn:
+        queued, oldest = conn.execute(queue.count_waiting()).one()
         statuses = select(t.jobs.c.status, func.count()).group_by(t.jobs.c.status)
         jobs: dict[str, int] = {row[0]: row[1] for row in conn.execute(statuses)}
         states = select(t.instances.c.state, func.count()).group_by(t.instances.c.state)
@@ -81,4 +86,6 @@ def read_backlog(db: Database) -> Backlog:
             deliveries_waiting=conn.execute(sending).scalar_one(),
             instances={row[0]: row[1] for row in conn.execute(states)},
             active_orchestrators=leases.count_held(conn),
+            jobs_waiting=queued,
+            longest_wait_s=max(0.0, (datetime.now(UTC) - oldest).total_seconds()) if oldest is not None else 0.0,
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, Text, cast, func, select
+from sqlalchemy import ColumnElement, Select, Text, cast, func, literal, select
 
+from trainmaster.core.states import Reason
 from trainmaster.store import tables as t
 from trainmaster.store.columns import slices
 from trainmaster.store.database import Database
@@ -36,16 +37,22 @@ class FoundNode(NamedTuple):
 
 
 def find_failures(db: Database, word: str, *, project: str | None, limit: int) -> list[FoundJob]:
-    """Jobs whose own message, or that of an attempt, has the word; newest first."""
+    """Jobs whose own message, or that of an attempt, has the word, or whose reason it is; newest first."""
     j, a = t.jobs.c, t.attempts.c
     columns = (j.id, j.name, j.project, j.status)
     # Two walks: joined, every attempt of every job would be looked up for the few that have a message.
     own = select(*columns, j.message, j.created_at).where(j.message != "", _has(db, j.message, word))
     tried = select(*columns, a.message, j.created_at).select_from(t.attempts.join(t.jobs, j.id == a.job_id))
     tried = tried.where(a.message != "", _has(db, a.message, word))
+    queries = [tried, own]
+    if (code := "_".join(word.lower().split())) in {
+        each.value for each in Reason
+    }:  # as `jobs` prints it; the message may not have it
+        said = literal(f"{code}: ")
+        queries.append(select(*columns, said + j.message, j.created_at).where(j.reason == code))
     found: dict[str, FoundJob] = {}
     with db.read() as conn:
-        for query in (tried, own):
+        for query in queries:
             newest = _of(query, project).order_by(j.created_at.desc(), j.id.desc()).limit(limit)
             for row in conn.execute(newest):
                 found.setdefault(row[0], FoundJob(*row))
@@ -66,14 +73,17 @@ def find_nodes(db: Database, word: str, *, project: str | None, limit: int) -> l
     return found
 
 
-def find_devices(db: Database, word: str, *, project: str | None, limit: int) -> list[FoundNode]:
+def find_devices(
+    db: Database, word: str, *, project: str | None, limit: int, only_bad: bool = False
+) -> list[FoundNode]:
     """The newest results of checks in whose findings the word stands: a serial number, a UUID, a bus address, a fault.
 
-    Those of the check that states who each GPU is, and those that did not pass.
+    Those of the check that states who each GPU is, and those that did not pass; `only_bad`: these alone.
     """
     c = t.check_results.c
     last = db.scalar(select(func.max(c.id))) or 0
     near = _select_nodes().where(t.TELLING, c.id > last - _NEWEST, _has(db, cast(c.findings, Text), word))
+    near = near.where(c.verdict.not_in(("pass", "skip"))) if only_bad else near
     return _read_nodes(db, _of(near, project).order_by(c.id.desc()).limit(limit))
 
 

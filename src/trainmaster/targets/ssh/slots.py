@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from trainmaster.core.errors import NoCapacity, TargetError, Unreachable
@@ -103,10 +103,12 @@ async def claim(session: Session, attempt: str, *, counted: bool = True) -> bool
     return (await session.request("claim", attempt=attempt, slots=most)).flag("held")
 
 
-async def reserve(sessions: Sequence[Session], attempt: str, wanted: int, *, bare: bool = False) -> list[Session]:
+async def reserve(
+    sessions: Sequence[Session], attempt: str, wanted: int, *, bare: bool = False, last: Collection[str] = ()
+) -> list[Session]:
     """One slot on each of as many machines as wanted: first where it has one, then where its job was before.
 
-    `bare`: only on machines that prove to have no GPU.
+    `bare`: only on machines that prove to have no GPU. `last`: machines to take where the others are too few.
     """
     tables = [_TABLES.setdefault(session, SlotTable()) for session in sessions]
     futures = [table.request_offer(session, attempt) for table, session in zip(tables, sessions, strict=True)]
@@ -114,7 +116,7 @@ async def reserve(sessions: Sequence[Session], attempt: str, wanted: int, *, bar
     if bare:
         offers = [_refuse_gpus(session.host.name, offer) for session, offer in zip(sessions, offers, strict=True)]
     order = [
-        (not offer.held, not offer.knows, position)
+        (not offer.held, sessions[position].host.name in last, not offer.knows, position)
         for position, offer in enumerate(offers)
         if isinstance(offer, Offer) and (offer.held or offer.free > 0)
     ]

@@ -247,8 +247,8 @@ async def _reserve(sessions: Sequence[Session], submission: Submission) -> list[
     bare = not all(map(_hides_gpus, submission.files.values()))
     for count in range(min(wanted, len(open_ones)), least, -1):
         with contextlib.suppress(NoCapacity):
-            return await slots.reserve(open_ones, attempt, count, bare=bare)
-    return await slots.reserve(open_ones, attempt, least, bare=bare)
+            return await slots.reserve(open_ones, attempt, count, bare=bare, last=submission.last)
+    return await slots.reserve(open_ones, attempt, least, bare=bare, last=submission.last)
 
 
 def _hides_gpus(plan: str) -> bool:

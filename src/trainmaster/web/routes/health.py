@@ -53,10 +53,12 @@ def ready(request: Request, db: dependencies.Db) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "Prometheus text"}},
 )
 def metrics(request: Request, db: dependencies.Db) -> Response:
-    """Prometheus metrics: jobs by status, event lag, reconciler ticks, request times, queue depths, GPU-time by bin."""
+    """Prometheus metrics: jobs by status, event lag, reconciler ticks, request times, queue depths, nodes by
+    verdict, devices used and free, waiting jobs, GPU-time by bin."""
     meter: Meter = request.app.state.meter
-    following = request.app.state.followers.open
-    text = meter.render(backlog.read_backlog(db), following=following, sums=request.app.state.ledgers.sums())
+    state = request.app.state
+    sums, machines = state.ledgers.sums(), state.machines.read()
+    text = meter.render(backlog.read_backlog(db), following=state.followers.open, sums=sums, machines=machines)
     return Response(text, media_type=meter.media_type)
 
 

@@ -14,6 +14,7 @@ from trainmaster.api.queue import MachinesPage, ProjectShare, QueuePage
 from trainmaster.control.queueing import machines as drains
 from trainmaster.core.roles import Role
 from trainmaster.pages import machines, queue
+from trainmaster.pages.parts.node_journal import read_targets
 from trainmaster.store import audit
 from trainmaster.store.capacity import devices
 from trainmaster.web import dependencies
@@ -73,10 +74,13 @@ def list_machines(
 
 
 @router.put("/v1/machines/{machine}/drain", status_code=204, response_class=Response)
-def drain_machine(machine: MachineName, body: DrainBody, db: dependencies.Db, who: dependencies.Operator) -> Response:
+def drain_machine(
+    request: Request, machine: MachineName, body: DrainBody, db: dependencies.Db, who: dependencies.Operator
+) -> Response:
     """Drain a machine of our own queue: nothing new starts there, jobs that run go on."""
+    checked_on = read_targets(request.app.state.home).get(machine)
     with dependencies.finding():
-        drains.drain(db, machine, reason=body.reason, on=body.target, by=who.name)
+        drains.drain(db, machine, reason=body.reason, on=body.target, by=who.name, checked_on=checked_on)
     return Response(status_code=204)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from trainmaster import targets
 from trainmaster.api.nodes import NodeHistory
+from trainmaster.control.queueing import machines
 from trainmaster.pages import node_history, node_map
 from trainmaster.pages.parts import target_names
-from trainmaster.pages.parts.node_journal import moment_of
+from trainmaster.pages.parts.node_journal import moment_of, read_targets
 from trainmaster.store.database import Database
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller
@@ -70,9 +75,31 @@ def show_history(
         return RedirectResponse("/nodes", status_code=303)
     home = _home(request, who)
     page = node_history.read(db, node=node, gpu=gpu or None, home=home, project=who.project)
-    if not page.lines and not page.used_by and page.out_since is None:
+    if not page.lines and not page.used_by and page.out_since is None and not page.changes:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
-    return render("node.html", page=page, names=target_names.read(db), who=who, **_WORDS)
+    again = _plan_check(db, request.app.state.home, page) if who.runs_server and not page.gpu else None
+    words = {"page": page, "rows": node_history.merge(page), "names": target_names.read(db), "again": again}
+    return render("node.html", who=who, **words, **_WORDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """How a node is checked again."""
+
+    command: str
+    target: str | None  # None: not known
+    elsewhere: bool = False  # the command is for another machine than that of this server
+
+
+def _plan_check(db: Database, home: Path, page: NodeHistory) -> Again:
+    word = page.target
+    if word is None:  # no job and no check has named it; the queue may know it
+        places = machines.list_places(db, page.word, checked_on=read_targets(home).get(page.word))
+        word = targets.spell_place(places[0]) if len(places) == 1 else None
+    stated = targets.find_traits(word) if word is not None else None
+    if stated is not None and stated.here:
+        return Again(command="trainmaster check", target=word, elsewhere=page.word != socket.gethostname())
+    return Again(command=shlex.join(["trainmaster", "check", "--on", word or "TARGET"]), target=word)
 
 
 @router.get("/nodes/drain")

@@ -19,6 +19,7 @@ from trainmaster.control.queueing import machines
 from trainmaster.core.errors import TargetError, TrainmasterError, UsageError
 from trainmaster.core.health import ClusterHealth
 from trainmaster.pages.parts import node_health
+from trainmaster.pages.parts.node_journal import read_targets
 from trainmaster.pages.parts.target_names import without_account
 from trainmaster.store import audit, nodes
 from trainmaster.store.database import Database
@@ -54,7 +55,7 @@ def plan_drain(db: Database, home: Path, node: str, *, most: int | None = None) 
     with db.read() as conn:
         newest = nodes.list_newest_checks(conn)
         through = _through(newest, node)
-        if (own := _find_own(db, node, through)) is not None:
+        if (own := _find_own(db, home, node, through)) is not None:
             return own
         peers = {name: check for name, check in newest.items() if without_account(check.target) == through}
         checked = nodes.list_findings(conn, {check.attempt for check in peers.values()})
@@ -94,7 +95,7 @@ def plan_readmit(db: Database, home: Path, node: str, *, allow_warn: bool = Fals
         checked = nodes.list_findings(conn, [check.attempt]) if check is not None else []
         planned = nodes.list_planned(conn, check.attempt) if check is not None else ()
     through = _through(newest, node)
-    if (own := _find_own(db, node, through)) is not None:
+    if (own := _find_own(db, home, node, through)) is not None:
         return own
     found = _load(node, through, newest)
     if found.scheduler is None or check is None:
@@ -129,7 +130,7 @@ def drain(db: Database, home: Path, plan: Remedy, *, by: str, reason: str = "") 
     from trainmaster.cluster.remedy import drain as draining
 
     if plan.own:
-        return _try(lambda: machines.drain(db, plan.node, reason=reason, by=by))
+        return _try(lambda: machines.drain(db, plan.node, reason=reason, by=by, checked_on=plan.through))
     assert plan.drain is not None and plan.scheduler is not None and plan.refusal is None
     fault = draining.drain(plan.drain, plan.scheduler, home, plan.through)
     _record(db, plan, action="node.drain", by=by, fault=fault)
@@ -148,10 +149,13 @@ def resume(db: Database, home: Path, plan: Remedy, *, by: str) -> str | None:
     return fault
 
 
-def _find_own(db: Database, node: str, through: str) -> Remedy | None:
+def _find_own(db: Database, home: Path, node: str, through: str) -> Remedy | None:
     """The plan for a machine of our own queue; None where the node is not one, or its target drains by itself."""
     stated = targets.find_traits(through) if through else None
-    if (stated is not None and stated.drains) or not (places := machines.list_places(db, node)):
+    checked_on = read_targets(home).get(node)
+    if stated is not None and stated.drains:
+        return None
+    if not (places := machines.list_places(db, node, checked_on=checked_on)):
         return None
     words = tuple(map(targets.spell_place, places))
     if len(words) == 1:

@@ -194,7 +194,8 @@ def _read_file(path: str, place: Path) -> tuple[WorkdirFile, str | None]:
     fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # it may have become a pipe
     with os.fdopen(fd, "rb") as file:
         before = os.fstat(file.fileno())
-        chunks, size_bytes, secret = [], 0, None
+        chunks: list[str] = []
+        size_bytes, secret = 0, None
         while data := file.read(CHUNK_BYTES):
             secret = secret if chunks else find_secret(data, before.st_size)
             chunks.append(digest_of(data))

@@ -151,3 +151,34 @@ def test_another_home_is_left_out_with_its_token(tmp_path: Path) -> None:
     found = scan(tmp_path)
     assert [file.path for file in found.manifest.files] == ["job.yaml", "plain/local.txt"]
     assert found.left_out == ("old: a home folder of Trainmaster, with its keys",)
+
+
+TOKEN = "tm_" + "aB3_-" * 8 + "xyz"
+KEY = "-----BEGIN {}PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"
+
+
+def test_keys_and_tokens_are_left_out_and_named_in_one_line(tmp_path: Path) -> None:
+    files = {
+        "me.txt": f"{TOKEN}\n", "notes/env": f"TRAINMASTER_TOKEN='{TOKEN}'\n", "ssh/id": KEY.format("OPENSSH "),
+        "hk1": "Bag Attributes\n" + KEY.format(""), "id_rsa": "x", "data.key": "x", ".env": "A=1", "mine.pem": "x",
+        "secrets/a": KEY.format("RSA "), ".gitignore": "mine.pem\nsecrets/\n",
+    }  # fmt: skip
+    plain = {
+        "commit.txt": "0123456789abcdef0123456789abcdef01234567\n", "sha256": "ab" * 32, "short": "tm_abc",
+        "long": TOKEN + "x", "id.pub": "ssh-ed25519 AAAA me", "cert": "-----BEGIN CERTIFICATE-----\n",
+        "train.py": "if '-----BEGIN PRIVATE KEY-----' in text: pass\n", "log": TOKEN + " " * (64 << 10),
+    }  # fmt: skip
+    for name, text in (files | plain).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = scan(tmp_path)
+    assert {file.path for file in found.manifest.files} == {*plain, ".gitignore"}
+    assert set(found.secrets) == {
+        "me.txt (a Trainmaster token)", "notes/env (a Trainmaster token)", "ssh/id (a private key)",
+        "hk1 (a private key)", "id_rsa (the name of a key)", "data.key (the name of a key)", ".env (the name of a key)",
+    }  # fmt: skip
+    text = describe_left_out(found)
+    assert "\n" not in text and "and 2 more" in text and text.endswith("as !.env into .gitignore")
+    (tmp_path / ".trainmasterignore").write_text("!me.txt\n!.env\n!id_rsa\n")
+    names = {file.path for file in scan(tmp_path).manifest.files}
+    assert {"me.txt", ".env", "id_rsa"} <= names and not names & {"notes/env", "ssh/id", "hk1", "mine.pem"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from trainmaster.bench.accept.baselines import append, golden_of
 from trainmaster.bench.accept.options import Options
 from trainmaster.cluster.acceptance.judge import judge_outcomes
-from trainmaster.cluster.acceptance.run import plan
+from trainmaster.cluster.acceptance.run import _missing, plan
 from trainmaster.cluster.collectives.launch import Capabilities
 from trainmaster.core.errors import NodeUnavailable
 from trainmaster.targets import Node, Result, find_unequal
@@ -33,6 +34,20 @@ def test_every_node_gets_as_many_ranks(gpus: tuple[int, int], ranks: int) -> Non
     assert last.env["RANK"] == str(2 * ranks - 1)
     assert (last.env["LOCAL_RANK"], last.env["GROUP_RANK"], last.env["MASTER_PORT"]) == (str(ranks - 1), "1", "20001")
     assert list(last.words) == ["--model", "resnet18", "--batch-size", "4", "--out", "-"]
+
+
+@pytest.mark.parametrize(("backend", "fault"), [(None, True), ("nccl", True), ("gloo", False)])
+def test_a_node_with_gpus_that_torch_does_not_see_is_named(backend: Any, fault: bool) -> None:
+    blind = replace(offer(0), devices=8)
+    missing = _missing({"gpu-01": blind, "gpu-02": blind}, replace(OPTIONS, backend=backend))
+    assert list(missing) == (["gpu-01", "gpu-02"] if fault else [])
+    assert not fault or missing["gpu-01"][0] == "its torch sees no GPU, though the node has 8"
+    assert _missing({"cpu": offer(0)}, OPTIONS) == {}
+
+
+def test_ranks_are_told_the_names_of_the_hosts_file() -> None:
+    jobs = plan(NODES, {"a": offer(1), "b": offer(1)}, OPTIONS)
+    assert [programs[0].env["TRAINMASTER_NODE_NAME"] for _, programs in jobs] == ["a", "b"]
 
 
 def ran(code: int | None, *, out: str = "", err: str = "") -> Result:

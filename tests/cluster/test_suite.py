@@ -14,10 +14,11 @@ import pytest
 
 from trainmaster.bench.accept.options import Options
 from trainmaster.cluster.acceptance import suite
-from trainmaster.cluster.acceptance.suite import Part, judge, run
-from trainmaster.cluster.acceptance.suite_plan import FORCED_NETWORK, Machine, plan
+from trainmaster.cluster.acceptance.suite import Part, find_reason, judge, run
+from trainmaster.cluster.acceptance.suite_plan import FORCED_NETWORK, Machine, ask_nodes, plan
 from trainmaster.core.errors import UsageError
 from trainmaster.core.results import Overall
+from trainmaster.targets import Node, Result
 
 # A part as a program: it notes that it began, waits for as long as a file is there, and prints its verdict.
 PROGRAM = """
@@ -253,3 +254,60 @@ def test_isolation_follows_a_slow_measurement(tmp_path: Path, verdicts: tuple[st
     assert ("isolate" in began(tmp_path)) == runs
     assert document["overall"] == "FAIL"
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == document
+
+
+@pytest.mark.parametrize(
+    ("backend", "gpus", "used"), [(None, 0, "gloo"), (None, 16, "nccl"), (None, None, "nccl"), ("nccl", 0, "nccl"),
+                                  ("gloo", 16, "gloo")],
+)  # fmt: skip
+def test_the_nodes_decide_the_backend(tmp_path: Path, backend: Any, gpus: int | None, used: str) -> None:
+    machine = Machine(on="ssh:hosts.yaml", gpus=gpus, nodes=3)
+    found = {one.name: one for one in plan("quick", Options(backend=backend), machine, tmp_path)}
+    assert list(found["bandwidth"].words[3:5]) == ["--backend", used]
+    assert found["isolate"].skip is None
+
+
+@pytest.mark.parametrize("gpus", [(8, 8), (0, 8), (0, 0)])
+def test_gpus_that_torch_does_not_see_count_as_there(gpus: tuple[int, int]) -> None:
+    seen, devices = gpus
+
+    class Access:
+        async def nodes(self) -> list[Node]:
+            return [Node(name="gpu-01"), Node(name="gpu-02")]
+
+        async def run(self, *_: Any) -> list[Result]:
+            gpus = {"gpus": seen, "devices": devices}
+            offer = {"host": "vm", "address": None, "ports": [1], "torch": "2", "why": "", **gpus}
+            return [Result(code=0, state=None, out=json.dumps(offer), err="")]
+
+        async def close(self) -> None:
+            pass
+
+    class Target:
+        def open_nodes(self, **_: Any) -> Access:
+            return Access()
+
+    target: Any = Target()
+    machine = ask_nodes(target, "ssh:x", home=Path("/nowhere"))
+    assert (machine.nodes, machine.gpus) == (2, 2 * max(gpus))
+    assert ask_nodes(target, "ssh:x", home=Path("/nowhere"), expects_gpus=True).gpus == (2 * max(gpus) or None)
+    isolate = plan("quick", Options(), machine, Path("/x"))[-1]
+    assert "three nodes" in str(isolate.skip) and "--expect GB/S" in str(isolate.skip)
+
+
+PASS, ERROR = {"verdict": "pass", "reason": "a"}, {"verdict": "error", "reason": "it hung"}
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ({"results": [{"findings": [PASS, {"verdict": "error", "reason": "bad", "device": "n1"}]}]}, "n1: bad"),
+        ({"nodes": [{"node": "n2", "results": [{"findings": [PASS, ERROR]}]}]}, "n2: it hung"),
+        ({"diagnosis": {"notes": ["too few pairs"], "action": "more"}, "silent": {}}, "too few pairs"),
+        ({"diagnosis": None, "silent": {"n3": "nothing listens"}}, "n3: nothing listens"),
+        ({}, "something that was planned has no result"),
+    ],
+)  # fmt: skip
+def test_a_part_without_a_verdict_says_why(document: dict[str, Any], reason: str) -> None:
+    assert find_reason(document, Overall.INCOMPLETE) == reason
+    assert find_reason(document, Overall.WARN) is None

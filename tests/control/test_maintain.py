@@ -74,7 +74,8 @@ def test_a_backup_while_it_is_written_to_is_restored_whole(tmp_path: Path) -> No
     (home / "secret.key").write_bytes(b"k" * 32)
     with db.write() as conn:  # a writer holds the lock meanwhile
         jobs.insert_job(conn, "half", JobSpec(name="a", command=("true",)), at=datetime.now(UTC))
-        assert maintain.back_up(db, home, copy) == ["trainmaster.db", "secret.key", "storage"]
+        made = maintain.back_up(db, home, copy)
+    assert made.copied == ("trainmaster.db", "secret.key", "storage") and set(made.left_out) == {"jobs"}
     with pytest.raises(UsageError, match="not empty"):
         maintain.back_up(db, home, copy)
     db.close()
@@ -85,6 +86,29 @@ def test_a_backup_while_it_is_written_to_is_restored_whole(tmp_path: Path) -> No
     assert open_store(new / "storage").get(f"jobs/{job_id}/outputs/model.bin") == b"weights"
     again.close()
     with pytest.raises(UsageError, match="has a database"):
+        maintain.restore(copy, new)
+
+
+def test_a_backup_has_all_of_a_home_but_checkpoints_and_what_a_server_makes_anew(tmp_path: Path) -> None:
+    home, new = tmp_path / "home", tmp_path / "new"
+    kept = ("history.jsonl", "remedies.jsonl", "home-id", "baselines.toml", "notify.yaml", "hosts/lab.yaml")
+    gone = ("local.token", "server.json", "reconcilers/seen", "jobs/a/checkpoints/1", "clock/vm.1.json", "runs/1")
+    for name in (*kept, *gone, "storage/.part-half"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(name)
+    os.mkfifo(home / "hosts" / "pipe")
+    db = open_database(home / "trainmaster.db")
+    made = maintain.back_up(db, home, home / "backups" / "monday")
+    db.close()
+    assert set(made.left_out) == {name.partition("/")[0] for name in gone} | {"backups"}
+    copy = home / "backups" / "monday"
+    assert made.size_bytes == sum(path.stat().st_size for path in copy.rglob("*") if path.is_file())
+    restored = maintain.restore(copy, new)
+    assert restored.copied == made.copied and restored.size_bytes == made.size_bytes
+    files = {str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()}
+    assert files == {*kept, "trainmaster.db"}
+    (new / "trainmaster.db").unlink()
+    with pytest.raises(UsageError, match=r"has baselines\.toml already"):  # a check wrote here: its history stays
         maintain.restore(copy, new)
 
 

@@ -150,7 +150,7 @@ def test_a_recommendation_names_its_training_unless_it_is_of_all() -> None:
 def test_a_failed_suite_names_rank_node_and_gaps() -> None:
     view = build(faulty())
     assert view.sentence == (
-        "3 of 4 parts were measured; not accepted: Training resnet50, Latency. First: node-1<b> rank5: 130.0 ms a step."
+        "2 of 4 parts were measured; not accepted: Training resnet50, Latency. First: node-1<b> rank5: 130.0 ms a step."
     )
     assert {node.name: [cell.verdict.value for cell in node.cells["train"]] for node in view.nodes} == {
         "node-0<b>": ["pass"] * 4, "node-1<b>": ["pass", "fail", "pass", "pass"],
@@ -191,6 +191,20 @@ def test_silent_nodes_and_findings_of_nodes_are_in_the_report() -> None:
     view = build({**document, "parts": [part]})
     assert view.not_measured == ["Checks: n9 did not answer: nothing listens"]
     assert {(one.check, one.where) for one in view.problems} == {("gpu_ecc", "n1 gpu2"), ("drift", "")}
+
+
+def test_a_part_without_a_verdict_is_not_measured_and_says_why_everywhere() -> None:
+    document = faulty()
+    isolation = {
+        **document["parts"][2], "title": "Isolation", "kind": "isolation", "reason": "too few pairs",
+        "document": {"verdict": "INCOMPLETE", "diagnosis": {"notes": ["too few pairs"]}},
+    }  # fmt: skip
+    parts = [document["parts"][0], document["parts"][2], isolation]
+    view = build({**document, "overall": "INCOMPLETE", "parts": parts})
+    unsure = "Latency (OutOfMemoryError: no), Isolation (too few pairs)"
+    assert view.sentence.startswith(f"1 of 3 parts were measured; no verdict is possible on: {unsure}.")
+    assert [row.note for row in view.parts] == ["", "OutOfMemoryError: no", "too few pairs"]
+    assert "Isolation: too few pairs" in view.not_measured
 
 
 @pytest.mark.proof

@@ -111,7 +111,8 @@ class Client(QueueCalls):
     ) -> str:
         """Upload a folder as the working folder of jobs; the value for `workdir` in a spec.
 
-        Only chunks that the project does not have are sent. `told` gets the bytes sent and those to send.
+        Only chunks that the project does not have are sent. Keys and tokens are left out, as are files
+        that the folder's ignore file names (client/workdir.py). `told` gets the bytes sent and those to send.
         """
         return workdir.upload(workdir.scan(Path(folder)), self.receiver(project), on_progress=told)
 

@@ -3,9 +3,9 @@
     snapshot = scan(Path("project"))
     workdir = upload(snapshot, receiver)      "sha256:…", for the `workdir` of a spec
 
-Left out: what `.trainmasterignore` in the folder names (else its `.gitignore`), and what IGNORED names, which a rule
-`!name` brings back. A link inside the folder stays a link; one that leads out of it is refused. Sockets, pipes and
-devices are left out and listed. Empty folders are not kept.
+Left out: what `.trainmasterignore` in the folder names (else its `.gitignore`), what IGNORED names, and keys and tokens
+(client/secret_files.py), which are listed; a rule `!name` brings them back. A link inside the folder stays a link; one
+that leads out of it is refused. Sockets, pipes and devices are left out and listed. Empty folders are not kept.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainmaster.client.secret_files import KEY_NAMES, find_secret
 from trainmaster.core.errors import UsageError
 from trainmaster.core.spec import GLOBAL_FILE
 from trainmaster.core.workdir import (
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 IGNORE_FILES = (".trainmasterignore", ".gitignore")  # the first that is there counts
-# Caches and environments, and files that hold credentials: a server must not get them by accident.
+# Caches and environments, and files of keys: a server must not get them by accident.
 IGNORED = (
     ".git/", ".hg/", ".svn/", "__pycache__/", "*.pyc", ".venv/", "venv/", "node_modules/", ".mypy_cache/",
     ".pytest_cache/", ".ruff_cache/", ".ipynb_checkpoints/", ".trainmaster/", f"/{GLOBAL_FILE}",
-    ".env", ".env.*", ".netrc", ".ssh/", ".aws/", ".kube/", ".gnupg/", "id_rsa*", "id_ed25519*", "*.pem",
+    *KEY_NAMES,
 )  # fmt: skip
 _ASKED = 5_000  # chunks in one question
 _TURNS = 3  # of an upload whose chunks a sweep removes meanwhile
@@ -72,6 +73,7 @@ class Snapshot:
     folder: Path
     manifest: Manifest
     left_out: tuple[str, ...] = ()  # entries that are no files, with the reason
+    secrets: tuple[str, ...] = ()  # files of keys and tokens that no rule of the folder names, with the reason
 
 
 def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FILES) -> Snapshot:
@@ -80,9 +82,12 @@ def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FIL
     if not folder.is_dir():
         raise UsageError(f"workdir: {folder} is not a folder")
     left = frozenset(path.resolve() for path in apart)
+    own = _read_rules(folder)
     state = _Scan(
         folder=folder,
-        ignore=read_ignore(folder),
+        ignore=compile_rules([*IGNORED, *own]),
+        own=compile_rules(own),
+        key_names=compile_rules(KEY_NAMES),
         apart=left,
         apart_names=frozenset(path.name for path in left),
         most_files=most_files,
@@ -92,13 +97,17 @@ def scan(folder: Path, *, apart: Sequence[Path] = (), most_files: int = MOST_FIL
     except OSError as error:
         raise UsageError(f"workdir: {error.filename or folder}: {error.strerror or error}") from error
     manifest = Manifest(files=tuple(state.files), links=tuple(state.links))
-    return Snapshot(folder=folder, manifest=manifest, left_out=tuple(state.left_out))
+    return Snapshot(folder=folder, manifest=manifest, left_out=tuple(state.left_out), secrets=tuple(state.secrets))
 
 
-def read_ignore(folder: Path) -> GitIgnoreSpec:
-    """The rules of a folder, behind those of IGNORED."""
-    files = [folder / name for name in IGNORE_FILES if (folder / name).is_file()]
-    return compile_rules([*IGNORED, *(files[0].read_text(errors="replace").splitlines() if files else ())])
+def _read_rules(folder: Path) -> list[str]:
+    """The rules of a folder."""
+    file = _find_rules(folder)
+    return file.read_text(errors="replace").splitlines() if file is not None else []
+
+
+def _find_rules(folder: Path) -> Path | None:
+    return next((folder / name for name in IGNORE_FILES if (folder / name).is_file()), None)
 
 
 def compile_rules(lines: Iterable[str]) -> GitIgnoreSpec:
@@ -118,19 +127,25 @@ class _Scan:
 
     folder: Path
     ignore: GitIgnoreSpec
+    own: GitIgnoreSpec  # the rules of the folder alone
+    key_names: GitIgnoreSpec
     apart: frozenset[Path]
     apart_names: frozenset[str]  # without resolving every path
     most_files: int
     files: list[WorkdirFile] = field(default_factory=list)
     links: list[WorkdirLink] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
     size_bytes: int = 0
 
 
 def _scan_folder(state: _Scan, prefix: str) -> None:
     for entry in sorted(os.scandir(state.folder / prefix), key=lambda entry: entry.name):
         path, is_folder = f"{prefix}{entry.name}", entry.is_dir(follow_symlinks=False)
-        if state.ignore.match_file(f"{path}/" if is_folder else path):
+        rule_path = f"{path}/" if is_folder else path
+        if state.ignore.match_file(rule_path):
+            if state.key_names.match_file(rule_path) and not state.own.match_file(rule_path):
+                state.secrets.append(f"{rule_path} (the name of a key)")
             continue
         if entry.name in state.apart_names and Path(entry.path).resolve() in state.apart:
             continue
@@ -145,7 +160,11 @@ def _scan_folder(state: _Scan, prefix: str) -> None:
             _scan_folder(state, f"{path}/")
         elif entry.is_file(follow_symlinks=False):
             _count(state, entry.stat(follow_symlinks=False).st_size)
-            state.files.append(_read_file(path, Path(entry.path)))
+            file, secret = _read_file(path, Path(entry.path))
+            if secret is None or state.own.check_file(path).include is False:  # a rule `!name`
+                state.files.append(file)
+            else:
+                state.secrets.append(f"{path} ({secret})")
         else:
             state.left_out.append(f"{path}: no file but a socket, a pipe or a device")
 
@@ -170,19 +189,22 @@ def _read_link(path: str, place: Path) -> WorkdirLink:
     return WorkdirLink(path=path, target=target)
 
 
-def _read_file(path: str, place: Path) -> WorkdirFile:
+def _read_file(path: str, place: Path) -> tuple[WorkdirFile, str | None]:
+    """The file, and what secret it holds."""
     fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # it may have become a pipe
     with os.fdopen(fd, "rb") as file:
         before = os.fstat(file.fileno())
-        chunks, size_bytes = [], 0
+        chunks: list[str] = []
+        size_bytes, secret = 0, None
         while data := file.read(CHUNK_BYTES):
+            secret = secret if chunks else find_secret(data, before.st_size)
             chunks.append(digest_of(data))
             size_bytes += len(data)
         after = os.fstat(file.fileno())
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size_bytes != after.st_size:
         raise _changed(place)
     executable = bool(before.st_mode & stat.S_IXUSR)
-    return WorkdirFile(path=path, size_bytes=size_bytes, chunks=tuple(chunks), executable=executable)
+    return WorkdirFile(path=path, size_bytes=size_bytes, chunks=tuple(chunks), executable=executable), secret
 
 
 def _changed(place: Path) -> UsageError:
@@ -238,9 +260,19 @@ def _read_chunks(snapshot: Snapshot, wanted: set[str]) -> Iterator[tuple[str, by
 
 
 def describe_left_out(snapshot: Snapshot) -> str:
-    """A sentence for the user; empty where nothing was left out."""
-    if not snapshot.left_out:
-        return ""
-    shown = "; ".join(snapshot.left_out[:_SHOWN])
-    more = f" and {len(snapshot.left_out) - _SHOWN} more" if len(snapshot.left_out) > _SHOWN else ""
-    return f"not uploaded: {shown}{more}"
+    """Sentences for the user; empty where nothing was left out."""
+    said = []
+    if snapshot.secrets:
+        example = "!" + snapshot.secrets[0].rpartition(" (")[0]
+        rules = (_find_rules(snapshot.folder) or Path(IGNORE_FILES[0])).name
+        said.append(
+            f"not uploaded: {_list(snapshot.secrets)}; to upload one all the same, write it as {example} into {rules}"
+        )
+    if snapshot.left_out:
+        said.append(f"not uploaded: {_list(snapshot.left_out)}")
+    return "\n".join(said)
+
+
+def _list(entries: Sequence[str]) -> str:
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return "; ".join(entries[:_SHOWN]) + more

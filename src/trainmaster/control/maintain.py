@@ -1,8 +1,8 @@
 """Maintenance of a home folder: rebuild records, back up and restore, delete jobs, sweep drafts.
 
 A backup is consistent while a server runs: SQLite copies a snapshot, and objects are copied after it, because an object
-is in storage before its row is. Job folders (checkpoints) are not part of it. A PostgreSQL database has tools of its
-own (pg_dump); only the files of the home are copied then.
+is in storage before its row is. What lies in the home is copied too, but for job folders (checkpoints) and what a
+server makes anew. A PostgreSQL database has tools of its own (pg_dump); only the files of the home are copied then.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import shutil
 import sqlite3
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -30,8 +32,17 @@ from trainmaster.store.rows import log_once
 
 DATABASE_FILE = "trainmaster.db"
 RETAIN_VARIABLE = "TRAINMASTER_RETAIN_DAYS"  # final jobs older than this are deleted; not set: none
-_FILES = ("secret.key", "notify.yaml")
-_STORAGE = "storage"
+# What of a home folder is not backed up. Everything else is: keys, settings, the history of checks and remedies, the
+# objects, and the folder's id.
+_NOT_COPIED = {
+    "jobs": "checkpoints and working folders of jobs: copy them by other means",
+    "local.token": "made anew when a server starts",
+    "server.json": "of the server that runs now",
+    "server.log": "the log of a server",
+    "reconcilers": "locks of processes that run now",
+    "runs": "locks of processes that run now",
+    "clock": "of this machine's clock",
+}
 _DRAFT_AGE_S = 24 * 3600.0  # no write of a whole file takes longer
 _SWEEP_S = 3600.0
 
@@ -44,8 +55,17 @@ def rebuild(db: Database, job_id: str) -> int:
         return projection.rebuild(conn, job_id)
 
 
-def back_up(db: Database, home: Path, to: Path) -> list[str]:
-    """Copy database, keys and stored objects into a new folder, closed to other accounts; what was copied.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """What a backup has, and what of the home it has not, with the reason."""
+
+    copied: tuple[str, ...]
+    left_out: Mapping[str, str]
+    size_bytes: int  # of what was copied
+
+
+def back_up(db: Database, home: Path, to: Path) -> Backup:
+    """Copy a home folder, without what `_NOT_COPIED` names, into a new folder that is closed to other accounts.
 
     The database gets its name last: a folder without it is half a backup, and `restore` refuses it.
     """
@@ -53,7 +73,7 @@ def back_up(db: Database, home: Path, to: Path) -> list[str]:
         raise UsageError(f"{to}: not empty; name a new folder")
     to.mkdir(parents=True, exist_ok=True)
     to.chmod(0o700)  # also where it was there
-    copied, draft = [], to / f"{DRAFT_PREFIX}{DATABASE_FILE}"
+    copied, left_out, draft = [], {}, to / f"{DRAFT_PREFIX}{DATABASE_FILE}"
     if db.engine.dialect.name == "sqlite":
         source = sqlite3.connect(f"file:{db.engine.url.database}?mode=ro", uri=True)
         try:
@@ -62,32 +82,46 @@ def back_up(db: Database, home: Path, to: Path) -> list[str]:
         except sqlite3.Error as error:
             raise StoreError(f"{to / DATABASE_FILE}: cannot be written: {error}") from error
         copied.append(DATABASE_FILE)
-    for name in _FILES:
-        if (home / name).is_file():
-            shutil.copy2(home / name, to / name)
-            copied.append(name)
-    if (home / _STORAGE).is_dir():
-        ignored = shutil.ignore_patterns(f"{DRAFT_PREFIX}*")
-        shutil.copytree(home / _STORAGE, to / _STORAGE, ignore=ignored, symlinks=True)
-        copied.append(_STORAGE)
+    for entry in sorted(home.iterdir()):
+        if entry.name.startswith((DRAFT_PREFIX, DATABASE_FILE)):
+            continue
+        reason = _NOT_COPIED.get(entry.name)
+        if to.resolve().is_relative_to(entry.resolve()):
+            reason = "this backup lies in it"
+        elif not entry.is_dir() and not entry.is_file():
+            reason = "no file"
+        if reason is not None:
+            left_out[entry.name] = reason
+            continue
+        _copy(entry, to / entry.name)
+        copied.append(entry.name)
     if draft.exists():
         draft.chmod(0o600)
         draft.rename(to / DATABASE_FILE)
-    return copied
+    return Backup(copied=tuple(copied), left_out=left_out, size_bytes=_measure(to))
 
 
-def restore(source: Path, home: Path) -> list[str]:
-    """Copy a backup into a home folder that has no database yet, and open it; what was copied."""
+def restore(source: Path, home: Path) -> Backup:
+    """Copy a backup into a home folder that has no database yet, and open it.
+
+    `home-id` comes along: the restored home is the one that was backed up, and what that rented is its own.
+    """
     if not (source / DATABASE_FILE).is_file():
         raise UsageError(f"{source}: no {DATABASE_FILE} in it; name a folder that `trainmaster backup` wrote")
     if (home / DATABASE_FILE).exists():
         raise UsageError(f"{home}: has a database; restore into a new home folder")
+    entries = [
+        entry
+        for entry in sorted(source.iterdir())
+        if entry.name not in _NOT_COPIED and not entry.name.startswith((DRAFT_PREFIX, DATABASE_FILE))
+    ]
+    for entry in entries:
+        there = home / entry.name
+        if there.exists() and not (there.is_dir() and not any(there.iterdir())):
+            raise UsageError(f"{home}: has {entry.name} already; restore into a new home folder")
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    copied = []
-    for entry in sorted(source.iterdir()):
-        if entry.name in (*_FILES, _STORAGE):
-            (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, home / entry.name)
-            copied.append(entry.name)
+    for entry in entries:
+        _copy(entry, home / entry.name)
     # The database last: a home folder that has one is whole.
     draft = home / f"{DRAFT_PREFIX}{DATABASE_FILE}"
     shutil.copy2(source / DATABASE_FILE, draft)
@@ -95,7 +129,29 @@ def restore(source: Path, home: Path) -> list[str]:
     for left in home.glob(f"{draft.name}-*"):
         left.unlink()
     draft.rename(home / DATABASE_FILE)
-    return [*copied, DATABASE_FILE]
+    copied = (DATABASE_FILE, *(entry.name for entry in entries))
+    return Backup(copied=copied, left_out={}, size_bytes=sum(_measure(home / name) for name in copied))
+
+
+def _copy(entry: Path, to: Path) -> None:
+    """Copy a file, or a folder without drafts and without what is no file."""
+    if entry.is_file():
+        shutil.copy2(entry, to)
+        return
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        places = {name: Path(folder, name) for name in names}
+        plain = {name for name, place in places.items() if place.is_symlink() or place.is_file() or place.is_dir()}
+        return [name for name in names if name.startswith(DRAFT_PREFIX) or name not in plain]
+
+    shutil.copytree(entry, to, ignore=ignore, symlinks=True, dirs_exist_ok=True)
+
+
+def _measure(place: Path) -> int:
+    """Bytes of a file, or of the files below a folder."""
+    if not place.is_dir():
+        return place.stat().st_size
+    return sum(Path(folder, name).lstat().st_size for folder, _, names in os.walk(place) for name in names)
 
 
 def delete_job(db: Database, storage: Store, home: Path, job_id: str, *, by: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from trainmaster.bench.collectives.launch import NCCL_DEBUG
 from trainmaster.bench.collectives.route import lead_gloo
 from trainmaster.core.errors import UsageError
 from trainmaster.datasets.images import open_images
+from trainmaster.node.node_name import host_name
 from trainmaster.train.parallel.rank_info import RankInfo
 from trainmaster.train.parallel.shard import join
 
@@ -163,7 +163,7 @@ class _RankRun:
         return RankRecord(
             rank=self._info.rank,
             node=self._info.node_rank,
-            host=socket.gethostname(),
+            host=host_name(),
             device=torch.cuda.get_device_name(self._device) if cuda else "cpu",
             gpu=str(torch.cuda.get_device_properties(self._device).uuid) if cuda else None,
             precision=self._precision,

@@ -13,16 +13,26 @@ import json
 import os
 import random
 import socket
+import subprocess
 import sys
+from pathlib import Path
 
 _PORTS = range(20_000, 30_000)  # below the kernel's ephemeral ports, where outgoing connections would take them again
+
+_LIST_S = 20.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainmaster.bench.collectives.capabilities", description=__doc__)
     parser.add_argument("--ports", type=int, default=1)
     options = parser.parse_args()
-    capabilities = {"host": socket.gethostname(), "address": _address(), "ports": free_ports(options.ports), **_torch()}
+    capabilities = {
+        "host": socket.gethostname(),
+        "address": _address(),
+        "ports": free_ports(options.ports),
+        "devices": count_devices(),
+        **_torch(),
+    }
     sys.stdout.write(json.dumps(capabilities) + "\n")
 
 
@@ -35,6 +45,20 @@ def _torch() -> dict[str, object]:
     except Exception as error:  # a library that is missing or damaged
         return {"torch": None, "gpus": 0, "why": f"torch cannot be imported: {type(error).__name__}: {error}"[:300]}
     return {"torch": str(torch.__version__), "gpus": int(torch.cuda.device_count()), "why": ""}
+
+
+def count_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
+    """NVIDIA GPUs that the driver or the PCI bus lists, whatever torch sees."""
+    listed = ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_LIST_S, check=False)
+        listed = done.stdout
+    on_bus = 0
+    for device in pci.glob("*"):
+        with contextlib.suppress(OSError):
+            ours = (device / "vendor").read_text().strip() == "0x10de"
+            on_bus += ours and (device / "class").read_text().startswith("0x03")
+    return max(on_bus, sum(line.startswith("GPU ") for line in listed.splitlines()))
 
 
 def _address() -> str | None:

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import json
 import os
-import socket
 import threading
 import time
 import zlib
@@ -34,6 +33,7 @@ from trainmaster.bench.collectives.route import lead_gloo
 from trainmaster.bench.collectives.sweep import Backend, Point, Sweep, cut, points
 from trainmaster.bench.collectives.transport import Expected
 from trainmaster.core.errors import TrainmasterError
+from trainmaster.node.node_name import host_name
 from trainmaster.node.parse import ParseError
 from trainmaster.node.parse.nccl_debug import NcclLog, parse_lines
 from trainmaster.train.parallel.rank_info import RankInfo
@@ -124,7 +124,7 @@ def _connect_store(sweep: Sweep, rank_info: RankInfo) -> Any:
         met = next(iter(rendezvous("env://", rank=rank_info.rank, world_size=rank_info.world_size, timeout=timeout)))
     except RuntimeError as error:
         raise TrainmasterError(
-            f"rank {rank_info.rank} on {socket.gethostname()} cannot reach rank 0 at {rank_info.master}: "
+            f"rank {rank_info.rank} on {host_name()} cannot reach rank 0 at {rank_info.master}: "
             f"{str(error).splitlines()[0][:300]}"
         ) from None
     return PrefixStore("trainmaster-bandwidth", met[0])
@@ -171,7 +171,7 @@ class _MainThread:
                 quiet = quiet or time.monotonic()
                 if time.monotonic() - quiet > _SILENT_S:
                     raise TrainmasterError(
-                        f"rank 0, which judges, does not answer rank {self._config.rank} on {socket.gethostname()}: "
+                        f"rank 0, which judges, does not answer rank {self._config.rank} on {host_name()}: "
                         f"it is gone or cut off ({str(error).splitlines()[0][:200]})"
                     ) from None
             time.sleep(_PUBLISH_S)
@@ -185,7 +185,7 @@ class _MainThread:
             self._log_sent = True
             self._store.set(f"log/{rank}", _squeeze(self._log))
         self._beat += 1
-        head = json.dumps({"beat": self._beat, "lines": self._sent, "host": socket.gethostname(), "pid": os.getpid()})
+        head = json.dumps({"beat": self._beat, "lines": self._sent, "host": host_name(), "pid": os.getpid()})
         self._store.set(f"pulse/{rank}", pack(self._memory.now) + head.encode())
 
     def judge(self, on_row: Callable[[Row], None]) -> tuple[RunOutcome, NcclLog | None, int]:

@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -37,6 +36,7 @@ from trainmaster.bench.collectives.sweep import (
     warmups,
 )
 from trainmaster.core import schema
+from trainmaster.node.node_name import host_name
 from trainmaster.node.owner import die_with_variable
 
 PARENT_VARIABLE = "TRAINMASTER_BANDWIDTH_PARENT"  # the launcher's process number; ranks die with it
@@ -86,7 +86,7 @@ def run(sweep: Sweep, config: RankConfig, store: Store, progress: ProgressSink) 
     device = _device(config)
     progress.record(
         "here",
-        host=socket.gethostname(),
+        host=host_name(),
         pid=os.getpid(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         local_rank=config.local_rank,

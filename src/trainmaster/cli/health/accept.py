@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from trainmaster.core.results import Overall, exit_code
 
 if TYPE_CHECKING:
     from trainmaster.bench.accept.options import Options
+    from trainmaster.cluster.acceptance.suite_plan import Machine
 
 _NODES_START = "the ranks start on every node; the result follows when all have ended"
 _MARKS = {"pass": "green", "warn": "yellow", "fail": "red", "error": "red", "skip": "dim"}
@@ -171,16 +173,39 @@ def _run_suite(given: Mapping[str, Any], options: Options) -> dict[str, Any]:
     _refuse_words(given)
     folder = _folder(given["out"]).resolve()
     _say(f"suite {given['suite']} in {folder}: parts that have ended there are not repeated")
-    machine = Machine(on=given["on"], gpus=0 if given["on"] is not None else count_gpus())
+    if given["on"] is None:
+        machine = Machine(on=None, gpus=count_gpus())
+    else:
+        machine, options = _ask_nodes(given, options)
     parts = plan(
         given["suite"], options, machine, folder, expect=given["expect"] or (), only=given["only"] or (),
         min_busbw=given["min_busbw"],
     )  # fmt: skip
+    for part in parts:
+        if part.skip is not None:
+            _say(f"{part.name}: left out: {part.skip}")
     document = suites.run(
         given["suite"], parts, folder, on=given["on"], show=_say, machine=machine.name(socket.gethostname())
     )
     write_bundle(document, folder)
     return document
+
+
+def _ask_nodes(given: Mapping[str, Any], options: Options) -> tuple[Machine, Options]:
+    """The nodes of the suite, and the options with the backend that fits them."""
+    from trainmaster.checks.profiles import resolve
+    from trainmaster.cli._documents.hosts_file import load_nodes
+    from trainmaster.cli.health.check import read_words
+    from trainmaster.cluster.acceptance.suite_plan import ask_nodes
+
+    expect = resolve(read_words(given["expect"] or [])).expect
+    target = load_nodes(given["on"], verb="accept")
+    _say("asking the nodes for torch and GPUs")
+    wants = bool(expect.gpus or expect.gpu_model)
+    machine = ask_nodes(target, given["on"], home=locate(given["home"]), expects_gpus=wants)
+    if wants and machine.gpus is None and options.backend is None:
+        options = replace(options, backend="nccl")  # without it a node whose torch sees no GPU would train on its CPU
+    return machine, options
 
 
 def _refuse_words(given: Mapping[str, Any]) -> None:
@@ -195,10 +220,15 @@ def _refuse_words(given: Mapping[str, Any]) -> None:
 
 
 def _show_suite(document: Mapping[str, Any], folder: Path) -> None:
+    from trainmaster.cluster.acceptance.suite import last_line
+
     for part in document["parts"]:
         word = part["overall"] or "–"
-        note = part.get("skipped") or ("finished before" if part["name"] in document["resumed"] else "")
-        _console.out.print(f"{_console.paint(word, width=10)} {escape(part['title'])}  [dim]{escape(note)}[/]")
+        before = "finished before" if part["name"] in document["resumed"] else ""
+        reason = part.get("skipped") or (last_line(part["reason"]) if part.get("reason") else "")
+        note = "; ".join(filter(None, (before, reason)))
+        text = f"{_console.paint(word, width=10)} {escape(part['title'])}  [dim]{escape(note)}[/]"
+        _console.out.print(text, soft_wrap=True)
     _console.out.print(f"{_console.paint(document['overall'])}  {escape(str(folder / 'report.html'))}", soft_wrap=True)
 
 

@@ -122,6 +122,7 @@ def plan(
                     env=launch.environment(
                         rank=number * per_node + local, world=len(nodes) * per_node, local_rank=local,
                         local_world=per_node, node=number, nodes=len(nodes), master=master,
+                        name=node.name,
                     ),
                 )
                 for local in range(per_node)
@@ -144,6 +145,8 @@ def _missing(offers: Mapping[str, Capabilities | NodeUnavailable], options: Opti
             faults[name] = (offer.why, "install torch for its Python")
         elif wants_gpus and not offer.gpus:
             faults[name] = ("its torch sees no GPU, while other nodes have some", "install torch with CUDA on it")
+        elif fault := offer.find_fault(options.backend):
+            faults[name] = fault
         elif not offer.ports:
             faults[name] = ("no free port from 20000 to 29999", "list its listeners: ss -ltn")
     if not faults and wants_gpus and options.processes is None:

@@ -91,7 +91,8 @@ def _take(
     record = {**plain, **_execute(part, folder / _PARTS, program, show), "run": number}
     if record["document"] is not None:  # a part that crashed is measured again by the next run
         save(path, record)
-    show(f"{part.name}: {record['overall']}, {record['took_s']:.0f} s")
+    why = f": {last_line(record['reason'])}" if record["reason"] else ""
+    show(f"{part.name}: {record['overall']}, {record['took_s']:.0f} s{why}")
     return record
 
 
@@ -111,13 +112,15 @@ def _execute(part: Part, folder: Path, program: Sequence[str], show: Callable[[s
             process.wait()
             raise
     document = _parse(out)
+    reason: str | None
     if document is not None and code != exit_code(verdict_of(document)):
         reason = f"it printed {verdict_of(document)}, and then ended with {code}"
         overall, document = Overall.INCOMPLETE, None
     elif document is None:
         overall, reason = Overall.INCOMPLETE, err.read_text(errors="replace")[-_LAST:].strip() or "it printed nothing"
     else:
-        overall, reason = verdict_of(document), None
+        overall = verdict_of(document)
+        reason = find_reason(document, overall)
     return {
         "overall": str(overall), "exit_code": code, "reason": reason, "document": document,
         "started_at": started.isoformat(timespec="seconds"), "took_s": round(time.monotonic() - begun, 1),
@@ -150,6 +153,40 @@ def _parse(path: Path) -> dict[str, Any] | None:
 def verdict_of(document: Mapping[str, Any]) -> Overall:
     """The verdict of a part's document; ValueError or AttributeError where it has none."""
     return Overall(str(document.get("overall", document.get("verdict"))))
+
+
+def find_reason(document: Mapping[str, Any], verdict: Overall) -> str | None:
+    """Why a part is INCOMPLETE or FAIL, by the first such finding of its document; None for other verdicts."""
+    word = {Overall.INCOMPLETE: "error", Overall.FAIL: "fail"}.get(verdict)
+    if word is None:
+        return None
+    results = [*document.get("checks", ()), *document.get("results", ()), *document.get("cluster", ())]
+    nodes = document.get("nodes")
+    for node in nodes if isinstance(nodes, list) else ():
+        results += [{**result, "node": node.get("node")} for result in node.get("results", ())]
+    for result in results:
+        for finding in result.get("findings", ()):
+            if finding.get("verdict") == word:
+                where = " ".join(
+                    filter(
+                        None, ((finding.get("values") or {}).get("host") or result.get("node"), finding.get("device"))
+                    )
+                )
+                reason = str(finding.get("reason"))
+                return f"{where}: {reason}" if where and not reason.startswith(where) else reason
+    diagnosis, silent = document.get("diagnosis") or {}, document.get("silent")
+    if notes := [*diagnosis.get("notes", ()), *filter(None, [diagnosis.get("action")])]:
+        return str(notes[0])
+    if isinstance(silent, Mapping) and silent:
+        return "; ".join(f"{node}: {why}" for node, why in silent.items())
+    if isinstance(silent, list) and silent:
+        return f"{silent[0].get('node')} did not answer: {silent[0].get('reason')}"
+    return "something that was planned has no result" if verdict is Overall.INCOMPLETE else None
+
+
+def last_line(reason: str) -> str:
+    """The last line of a reason: of what a part printed before it ended."""
+    return (reason.strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def _not_slow(before: Sequence[Mapping[str, Any]]) -> str | None:

@@ -11,6 +11,9 @@ from typing import Literal
 from trainmaster import targets
 from trainmaster.bench.accept.options import Model, Options, words
 from trainmaster.cluster.acceptance.suite import Part
+from trainmaster.cluster.collectives import launch
+from trainmaster.cluster.termination import run
+from trainmaster.targets import ReachesNodes
 
 Suite = Literal["quick", "full"]
 # Forces NCCL from NVLink and shared memory onto the network, with the algorithm that every fabric has.
@@ -26,7 +29,8 @@ class Machine:
     """What the suite runs on."""
 
     on: str | None  # a target of several nodes; None: this machine
-    gpus: int
+    gpus: int | None  # that torch sees here, or that the nodes have; None: not known, and taken to be there
+    nodes: int | None = None  # of the target, where they were asked
 
     def name(self, host: str) -> str:
         """What the suite measures: results of another machine, or of another list of hosts, are not taken over."""
@@ -35,6 +39,24 @@ class Machine:
         kind, _, file = self.on.partition(":")
         text = Path(file).read_bytes() if file and Path(file).is_file() else b""
         return f"{kind} {hashlib.sha256(text).hexdigest()[:12]}" if text else self.on
+
+
+def ask_nodes(target: ReachesNodes, on: str, *, home: Path, expects_gpus: bool = False) -> Machine:
+    """The nodes of a target and their GPUs, from the nodes themselves: they decide the backend of every part."""
+
+    async def ask() -> Machine:
+        access = target.open_nodes(limit_s=launch.CAPABILITIES_TIMEOUT_S, home=home)
+        try:
+            nodes = await access.nodes()
+            offers = await launch.query_capabilities(nodes, access)
+        finally:
+            await access.close()
+        answers = [offer for offer in offers.values() if isinstance(offer, launch.Capabilities)]
+        gpus = sum(max(offer.gpus, offer.devices) for offer in answers)
+        known = bool(answers) and not (expects_gpus and gpus == 0)
+        return Machine(on=on, gpus=gpus if known else None, nodes=len(nodes))
+
+    return run(ask())
 
 
 def plan(
@@ -59,7 +81,8 @@ def plan(
 
 
 def _bandwidth(suite: Suite, options: Options, machine: Machine, folder: Path, min_busbw: float | None) -> list[Part]:
-    nccl = (machine.on is not None or machine.gpus > 0) and options.backend != "gloo"
+    stated = options.backend if machine.on is not None else None
+    nccl = (machine.gpus != 0 or stated == "nccl") and options.backend != "gloo"
     base, ranks = _ranks(machine, options, nccl=nccl)
     base += ["--min-busbw", str(min_busbw)] if min_busbw is not None else []
     largest = {"quick": "1G", "full": "8G"}[suite] if nccl else {"quick": "1M", "full": "16M"}[suite]
@@ -90,7 +113,7 @@ def _ranks(machine: Machine, options: Options, *, nccl: bool) -> tuple[list[str]
     stated = ["--processes", str(options.processes)] if options.processes is not None else []
     if machine.on is not None:
         return ["bandwidth", "--on", machine.on, "--backend", "nccl" if nccl else "gloo", *stated], None
-    ranks = options.processes or (machine.gpus if nccl else 2)
+    ranks = options.processes or (machine.gpus if nccl and machine.gpus is not None else 2)
     if not nccl:
         return ["bandwidth", "--backend", "gloo", "--processes", str(ranks)], ranks
     return ["bandwidth", "--backend", "nccl", *stated], ranks
@@ -115,6 +138,13 @@ def _isolation(machine: Machine) -> Part:
     stated = targets.find_traits(machine.on) if machine.on is not None else None
     if machine.on is not None and (stated is None or not stated.nodes):
         skip = f"pairs of nodes are tested over SSH, in Slurm or in pods, and the target is {machine.on}"
+    elif machine.nodes == 1:
+        skip = "one node has no other to be paired with"
+    elif machine.nodes == 2:
+        skip = (
+            "two nodes are one pair, with nothing to compare it with: it needs three nodes, or what a pair should "
+            f"reach: trainmaster isolate --on {machine.on} --expect GB/S"
+        )
     where = ["--on", machine.on] if machine.on is not None else []
     return Part(
         name="isolate", title="Which node or link is slow", kind="isolation", words=["isolate", *where, "--json"],

@@ -74,6 +74,10 @@ async def _measure(
         offers = await launch.query_capabilities(nodes, access)
         silent = {name: offer for name, offer in offers.items() if isinstance(offer, NodeUnavailable)}
         ready = {name: offer for name, offer in offers.items() if isinstance(offer, Capabilities)}
+        faults = {name: fault for name, offer in ready.items() if (fault := offer.find_fault(request.backend))}
+        if faults:
+            silent |= {name: NodeUnavailable(reason, action=action) for name, (reason, action) in faults.items()}
+            return ClusterBandwidth(report=None, silent=_words(silent), results=_results((), silent))
         plan = plan_run([node for node in nodes if node.name in ready], ready, request)
         if plan is None:
             return ClusterBandwidth(report=None, silent=_words(silent), results=_results((), silent))
@@ -96,8 +100,6 @@ def plan_run(nodes: Sequence[Node], ready: Mapping[str, Capabilities], request: 
     """The ranks of every node that is ready; None where they are fewer than two."""
     backend = request.backend or choose_backend(ready)
     gpus = min((offer.gpus for offer in ready.values()), default=0)
-    if backend == "nccl" and ready and not gpus:
-        raise UsageError("--backend nccl: torch sees no GPU on some of the nodes; use --backend gloo")
     per_node = request.processes or (gpus if backend == "nccl" else 1)
     if len(nodes) * per_node < 2:
         return None

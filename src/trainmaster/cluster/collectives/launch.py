@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from trainmaster.core.clean_text import clean
 from trainmaster.core.errors import NodeUnavailable, SpecError
 from trainmaster.core.schema import build
+from trainmaster.node.node_name import NODE_NAME_VARIABLE
 from trainmaster.targets import Node, NodeAccess, Program, Result
 
 Outcome = Sequence[Result] | NodeUnavailable | None  # None: cut off after the first program had ended
@@ -33,6 +34,15 @@ class Capabilities:
     torch: str | None
     gpus: int
     why: str  # reason that torch cannot be used
+    devices: int = 0  # GPUs that its driver or PCI bus lists
+
+    def find_fault(self, backend: str | None) -> tuple[str, str] | None:
+        """Reason and action where the node should have GPUs and its torch sees none; not with gloo, which was asked
+        for."""
+        if self.torch is None or self.gpus or backend == "gloo" or not (self.devices or backend == "nccl"):
+            return None
+        listed = f"though the node has {self.devices}" if self.devices else "and the node lists none"
+        return f"its torch sees no GPU, {listed}", "install torch with CUDA on it; for a trial on CPUs: --backend gloo"
 
 
 async def run_together(
@@ -66,13 +76,22 @@ def meeting_point(node: Node, offer: Capabilities) -> tuple[str, int]:
 
 
 def environment(
-    *, rank: int, world: int, local_rank: int, local_world: int, node: int, nodes: int, master: tuple[str, int]
+    *,
+    rank: int,
+    world: int,
+    local_rank: int,
+    local_world: int,
+    node: int,
+    nodes: int,
+    master: tuple[str, int],
+    name: str,
 ) -> Mapping[str, str]:
-    """The rank environment in torchrun's variables."""
+    """The rank environment in torchrun's variables, with the node's name in the list of hosts."""
     return {
         "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local_rank),
         "LOCAL_WORLD_SIZE": str(local_world), "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": str(nodes),
         "MASTER_ADDR": master[0], "MASTER_PORT": str(master[1]),
+        NODE_NAME_VARIABLE: name,
     }  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class Plan:
                     **environment(
                         rank=node * self.per_node + local, world=self.world, local_rank=local,
                         local_world=self.per_node, node=node, nodes=len(self.nodes), master=self.master,
+                        name=self.nodes[node].name,
                     ),
                 },
             )

@@ -149,20 +149,25 @@ def _ran(part: Mapping[str, Any], field: str) -> bool:
 
 
 def _part(part: Mapping[str, Any], resumed: Sequence[str]) -> PartRow:
-    note = part.get("skipped") or part.get("reason") or ""
     overall = Overall(part["overall"]) if part["overall"] is not None else None
     return PartRow(
         title=part["title"],
         overall=overall,
-        note=str(note).strip().splitlines()[-1] if note else "",
+        note=_note(part),
         took_s=part.get("took_s"),
         resumed=part["name"] in resumed,
     )
 
 
+def _note(part: Mapping[str, Any]) -> str:
+    """Why a part was left out, or has no verdict, or failed."""
+    note = str(part.get("skipped") or part.get("reason") or "").strip()
+    return note.splitlines()[-1] if note else ""
+
+
 def _sentence(overall: Overall, parts: Sequence[Mapping[str, Any]], problems: Sequence[Problem]) -> str:
-    measured = [part for part in parts if part["overall"] is not None]
-    bad = [part["title"] for part in measured if part["overall"] in ("FAIL", "INCOMPLETE")]
+    measured = [part for part in parts if part["overall"] in ("PASS", "WARN", "FAIL")]
+    bad = [part["title"] for part in parts if part["overall"] in ("FAIL", "INCOMPLETE")]
     count = f"{len(measured)} of {len(parts)} parts were measured"
     if overall is Overall.PASS:
         return f"{count}, and every finding passed."
@@ -172,7 +177,10 @@ def _sentence(overall: Overall, parts: Sequence[Mapping[str, Any]], problems: Se
         first = next((problem for problem in problems if problem.verdict is Verdict.FAIL), None)
         why = f" First: {first.where + ': ' if first.where else ''}{first.reason}." if first else ""
         return f"{count}; not accepted: {', '.join(bad)}.{why}"
-    return f"{count}; no verdict is possible on: {', '.join(bad) or 'anything'}. Not measured is not a pass."
+    unsure = [
+        f"{part['title']}{f' ({note})' if (note := _note(part)) else ''}" for part in parts if part["title"] in bad
+    ]
+    return f"{count}; no verdict is possible on: {', '.join(unsure) or 'anything'}. Not measured is not a pass."
 
 
 def _checks(part: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -219,6 +227,13 @@ def _not_measured(parts: Sequence[Mapping[str, Any]]) -> list[str]:
         if part["overall"] is not None and not part.get("document"):
             last = str(part.get("reason") or "").strip().splitlines()[-1:] or ["it printed nothing"]
             sentences.append(f"{part['title']}: ended with {part['exit_code']} and no result: {last[0]}")
+        elif (
+            part["overall"] == "INCOMPLETE"
+            and _note(part)
+            and not silent
+            and not any(finding["verdict"] == Verdict.ERROR for _, _, finding in _checks(part))
+        ):
+            sentences.append(f"{part['title']}: {_note(part)}")
     return sentences
 
 

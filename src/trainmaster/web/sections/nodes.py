@@ -78,7 +78,12 @@ def show_history(
     if not page.lines and not page.used_by and page.out_since is None and not page.changes:
         raise Refused(404, "not_found", f"nothing is known of {page.word}")
     again = _plan_check(db, request.app.state.home, page) if who.runs_server and not page.gpu else None
-    words = {"page": page, "rows": node_history.merge(page), "names": target_names.read(db), "again": again}
+    words: dict[str, Any] = {
+        "page": page,
+        "rows": node_history.merge(page),
+        "names": target_names.read(db),
+        "again": again,
+    }
     return render("node.html", who=who, **words, **_WORDS)
 
 

@@ -24,6 +24,7 @@ from trainmaster.core.plan import Plan
 from trainmaster.core.results import CheckResult, Finding, ok, skip
 from trainmaster.core.schema import build as build_shape
 from trainmaster.core.spec import Rent, parse_spec
+from trainmaster.core.states import Reason
 from trainmaster.documents import yaml_file
 from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.migrate import open_database
@@ -78,8 +79,12 @@ def run(*words: str) -> str:
         ("scancel", "cancel"),
         ("squeue", "queue"),
         ("sinfo", "nodes"),
-        ("drain", "remedy"),
-        ("login", "token"),
+        ("drain", "nodes drain"),
+        ("cordon", "nodes drain"),
+        ("undrain", "nodes readmit"),
+        ("budget", "cost"),
+        ("quota", "queue"),
+        ("users", "token list"),
         ("version", "--version"),
         ("help", "--help"),
         ("get", "jobs"),
@@ -91,11 +96,35 @@ def run(*words: str) -> str:
 )
 def test_a_word_of_another_program_names_our_verb(word: str, verb: str) -> None:
     assert f"No such command '{word}'. Did you mean '{verb}'?" in run(word)
-    assert verb in verbs() or verb in ("--version", "--help")
+    assert verb.split(maxsplit=1)[0] in verbs() or verb in ("--version", "--help")
 
 
 def test_what_only_a_page_does_is_named_with_the_page() -> None:
     assert "No such command 'compare'. Runs are compared on the page Compare of 'trainmaster serve'." in run("compare")
+
+
+def test_words_without_a_verb_say_what_there_is_instead() -> None:
+    assert "The audit log is on the page Settings" in run("audit")
+    assert "trainmaster token create" in run("login") and "TRAINMASTER_TOKEN_FILE" in run("whoami")
+
+
+def test_the_name_of_a_known_target_is_no_place_to_check() -> None:
+    text = run("check", "--on", "gpus")
+    assert "'gpus' is no kind of target" in text and "known to the server, for jobs" in text
+    assert "for check write what it stands for (`trainmaster target list`)" in text
+
+
+def test_known_hosts_in_the_wrong_place_names_the_right_one(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_hosts({"defaults": {"known_hosts": "kh"}, "hosts": ["a", {"host": "b", "known_hosts": "x"}]}, tmp_path)
+    faults = {fault.path: fault.message for fault in refused.value.faults}
+    assert set(faults) == {"defaults.known_hosts", "hosts[1].known_hosts"}
+    assert all("at the top, beside `hosts:`" in message for message in faults.values())
+
+
+def test_the_advice_of_a_lost_attempt_promises_no_other_attempt() -> None:
+    action = Reason.NODE_LOST.rule.action
+    assert "read the message" in action and "tried on another" not in action
 
 
 def test_a_script_is_not_a_spec(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_every_project_has_an_account_of_its_own(db: Database, hosts: Path, tmp_
     known_targets.grant(db, "local", "lab", user="nobody", by="local")
     refusals = {
         ("gpus", "tm-lab"): "is the account of project lab on gpus",
-        ("gpus", "root"): "root, or the user of the server itself",
+        ("gpus", "root"): "never have the server's own rights. Name another account",
         ("gpus", "x;y"): "not the name of an account",
         ("local", None): "run as the user of the server",
         ("local", "nobody"): "is the account of project lab on local",

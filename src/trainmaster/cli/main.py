@@ -32,12 +32,14 @@ _ORDER = (
 _OTHER_WORDS = {
     "status": "show", "describe": "show", "ps": "jobs", "list": "jobs", "ls": "jobs", "run": "submit",
     "launch": "submit", "apply": "submit", "sbatch": "submit", "sweep": "submit", "stop": "cancel", "down": "cancel",
-    "kill": "cancel", "scancel": "cancel", "squeue": "queue", "sinfo": "nodes", "drain": "remedy", "login": "token",
+    "kill": "cancel", "scancel": "cancel", "squeue": "queue", "sinfo": "nodes", "drain": "nodes drain",
+    "undrain": "nodes readmit", "uncordon": "nodes readmit", "budget": "cost", "budgets": "cost", "quota": "queue",
+    "quotas": "queue", "user": "token list", "users": "token list",
     "get": "jobs", "sacct": "jobs", "info": "show", "inspect": "show", "why": "show",
     "start": "submit", "srun": "submit", "create": "submit", "up": "serve", "server": "serve", "ui": "serve",
     "attach": "logs", "tail": "logs", "watch": "top", "rm": "delete", "remove": "delete", "retry": "resume",
     "gpus": "nodes", "pull": "fetch", "download": "fetch", "cp": "fetch", "estimate": "plan", "doctor": "check",
-    "health": "check", "bench": "bandwidth", "torchrun": "train", "nccl-tests": "bandwidth", "cordon": "remedy",
+    "health": "check", "bench": "bandwidth", "torchrun": "train", "nccl-tests": "bandwidth", "cordon": "nodes drain",
     "autopsy": "show", "version": "--version", "help": "--help",
 }  # fmt: skip
 # Options of other programs, by verb.
@@ -74,7 +76,12 @@ _OTHER_OPTIONS = {
 }
 # Of every verb that has --json.
 _FORMAT_OPTIONS = frozenset({"-o", "--output", "--format", "--yaml"})
-_ELSEWHERE = {"compare": "Runs are compared on the page Compare of 'trainmaster serve'."}
+_ELSEWHERE = {
+    "compare": "Runs are compared on the page Compare of 'trainmaster serve'.",
+    "audit": "The audit log is on the page Settings of 'trainmaster serve'.",
+    "login": "Put a token into TRAINMASTER_TOKEN_FILE; 'trainmaster token create' makes one.",
+    "whoami": "You are who the token in TRAINMASTER_TOKEN_FILE or TRAINMASTER_TOKEN is of.",
+}
 
 
 @functools.cache

@@ -145,7 +145,8 @@ def grant(db: Database, name: str, project: str, *, user: str | None, by: str) -
     if mine is None:
         raise UsageError(f"{name}: this target does not say which account its jobs have; it cannot be granted")
     if mine.server:
-        raise UsageError(f"{name}: {mine.server}; {_advice(name, project)}")
+        own = "a project's jobs never have the server's own rights. Name another account of its machines"
+        raise UsageError(f"{name}: {mine.server}, and {own}: {_grant_command(name, project)}")
     identity = _identify(targets.spell(word, user), name)
     for other, account in _accounts(db):
         same = account is not None and mine.is_shared_with(account)
@@ -276,6 +277,10 @@ def _not_granted(db: Database, spec: JobSpec) -> AccessRefused:
 
 
 def _advice(target: str, project: str) -> str:
+    return f"an admin of the server allows it with: {_grant_command(target, project)}"
+
+
+def _grant_command(target: str, project: str) -> str:
     stated = targets.find_traits(target)
     user = f" --user {stated.accounts}" if stated is not None and stated.accounts else ""
-    return f"an admin of the server allows it with: trainmaster target grant {target[:80]} --project {project}{user}"
+    return f"trainmaster target grant {target[:80]} --project {project}{user}"

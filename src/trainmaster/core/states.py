@@ -128,7 +128,9 @@ _RULES = {
     Reason.CHECK_FAILED: ReasonRule(retry=True, action="see the failed check; replace the node or fix what it names"),
     Reason.CHECK_INCOMPLETE: ReasonRule(retry=True, action="see which check could not be measured and make it so"),
     Reason.NO_CAPACITY: ReasonRule(retry=True, action="wait, or choose another instance type or region", rest_s=60.0),
-    Reason.NODE_LOST: ReasonRule(retry=True, action="look at the node's kernel log; it will be tried on another"),
+    Reason.NODE_LOST: ReasonRule(
+        retry=True, action="read the message; where it names no cause, look at the node's kernel log"
+    ),
     Reason.PREEMPTED: ReasonRule(retry=True, action="nothing; the next attempt resumes from the last checkpoint"),
     Reason.BAD_MACHINE: ReasonRule(
         retry=True, action="nothing; the machine was returned, another one is tried and this one is not trusted again"

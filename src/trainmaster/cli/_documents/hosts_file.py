@@ -99,7 +99,10 @@ def _refuse(word: str, verb: str) -> str:
     kind, stated, places = word.partition(":")[0], targets.find_traits(word), targets.spell_all(verb)
     where = f"{verb} runs on {', '.join(places[:-1])} and {places[-1]}"
     if stated is None:
-        return f"--on {word}: {kind!r} is not a target; {where}"
+        known = (
+            f"a name of `trainmaster target add` is known to the server, for jobs; for {verb} write what it stands for"
+        )
+        return f"--on {word}: {kind!r} is no kind of target; {where}. {known} (`trainmaster target list`)"
     if stated.has(verb) and not stated.here:
         return f"--on {word}: write the file too: --on {stated.spell(kind)}"
     return f"--on {word}: {where}; on {kind}, {stated.alternative(verb)}"

@@ -29,6 +29,7 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}"
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._@\\+-]{0,127}"
 _FILE = r"[^\x00-\x1f\x7f]{1,4096}"
 _JUMP = r"([A-Za-z0-9_][A-Za-z0-9._-]{0,63}@)?[A-Za-z0-9][A-Za-z0-9.-]{0,252}(:[0-9]{1,5})?"
+_KEYS = "known_hosts"  # of the whole file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +91,17 @@ def parse_hosts(document: object, folder: Path) -> SshHosts:
     file = build(_File, {"hosts": document} if isinstance(document, list) else document)
     hosts: list[SshHost] = []
     faults: list[Fault] = [_no_password(f"defaults.{name}") for name in file.defaults if _secret(name)]
+    if _KEYS in file.defaults:
+        faults.append(_misplaced(f"defaults.{_KEYS}"))
+    defaults = {name: value for name, value in file.defaults.items() if name != _KEYS}
     for number, entry in enumerate(file.hosts):
         stated = {"host": entry} if isinstance(entry, str) else entry
         path = f"hosts[{number}]"
         if isinstance(stated, Mapping):
             faults += [_no_password(f"{path}.{name}") for name in stated if _secret(name)]
-            stated = {**file.defaults, **stated}
+            if _KEYS in stated:
+                faults.append(_misplaced(f"{path}.{_KEYS}"))
+            stated = {**defaults, **{name: value for name, value in stated.items() if name != _KEYS}}
         try:
             host = build(SshHost, stated, path=path)
         except SpecError as error:
@@ -166,6 +172,10 @@ def _path(text: str, folder: Path) -> Path:
 
 def _secret(name: object) -> bool:
     return any(word in str(name).lower() for word in ("passw", "passphrase", "secret"))
+
+
+def _misplaced(path: str) -> Fault:
+    return Fault(path=path, message=f"one file is for all hosts: write `{_KEYS}: FILE` at the top, beside `hosts:`")
 
 
 def _no_password(path: str) -> Fault:

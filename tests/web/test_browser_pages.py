@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from pages import samples
+from trainmaster.queueing.state import Device
+from trainmaster.store import audit
+from trainmaster.store.capacity import devices
 from trainmaster.store.database import Database
 from trainmaster.web.app import create_app
 from web.furnished import serving, wait_until
@@ -86,4 +90,32 @@ def test_on_a_phone_a_job_that_waits_is_a_card(tab: Page, db: Database, tmp_path
         why = tab.locator(".jobs td.why").bounding_box()
         assert why is not None and why["x"] >= 0 and why["x"] + why["width"] <= 360, why
         assert tab.locator(".jobs .scroll").evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
+        tab.goto("about:blank")
+
+
+def test_the_buttons_of_a_table_that_is_wider_than_a_phone_stay_in_sight(
+    tab: Page, db: Database, tmp_path: Path
+) -> None:
+    story = run(db, name="found", project="lab")
+    at = datetime.now(UTC)
+    with db.write() as conn:
+        listed = [Device(id="GPU-0", machine="gpu-node-1", model="NVIDIA H200")]
+        devices.record(conn, "local@elsewhere", "gpu", listed, at=at)
+        audit.record(conn, who="boss", action="job.cancel", subject=f"job:{story.id}")
+    with serving(create_app(db, tmp_path, reconcile=False)) as url:
+        tab.set_viewport_size({"width": 390, "height": 800})
+        for path, word in (("/queue", "Drain…"), ("/settings", "Change")):
+            tab.goto(url + path)
+            button = tab.locator(".scroll .button", has_text=word).first
+            box = button.locator("xpath=ancestor::div[contains(@class, 'scroll')]")
+            assert box.evaluate("(box) => box.scrollWidth - box.clientWidth") > 0
+            assert "gradient" in box.evaluate("(box) => getComputedStyle(box).backgroundImage"), "its edge is seen"
+            place = button.bounding_box()
+            assert place is not None and place["x"] >= 0 and place["x"] + place["width"] <= 390, path
+        links = tab.locator("tr", has_text="job.cancel").locator("a")
+        assert links.count() == 1
+        links.click()
+        expect(tab.locator("#open-subject")).to_have_attribute("href", f"/jobs/{story.id}")
+        tab.goto(f"{url}/search?q=found")
+        assert re.search(r"\w lab\b", tab.locator(".hits li").first.inner_text().replace("\n", "|"))
         tab.goto("about:blank")

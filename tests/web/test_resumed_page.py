@@ -123,5 +123,5 @@ def test_a_training_that_saved_nothing_is_not_said_to_go_on(db: Database) -> Non
 
 def test_the_tab_of_checkpoints_says_that_files_of_a_script_are_kept(db: Database, client: TestClient) -> None:
     text = client.get(f"/jobs/{ended(db, 0).id}/checkpoints").text
-    assert "No checkpoint was reported" in text and "Files there are kept" in text
+    assert "Checkpoints of a script of your own are not listed" in text and "Files there are kept" in text
     assert "<code>trainmaster resume long</code> goes on with them" in text

@@ -91,6 +91,7 @@ def run(*words: str) -> str:
         ("attach", "logs"),
         ("rm", "delete"),
         ("autopsy", "show"),
+        ("metrics", "events"),
         ("submti", "submit"),
     ],
 )
@@ -99,8 +100,9 @@ def test_a_word_of_another_program_names_our_verb(word: str, verb: str) -> None:
     assert verb.split(maxsplit=1)[0] in verbs() or verb in ("--version", "--help")
 
 
-def test_what_only_a_page_does_is_named_with_the_page() -> None:
-    assert "No such command 'compare'. Runs are compared on the page Compare of 'trainmaster serve'." in run("compare")
+@pytest.mark.parametrize("word", ["compare", "diff"])
+def test_what_only_a_page_does_is_named_with_the_page(word: str) -> None:
+    assert f"No such command '{word}'. Runs are compared on the page Compare of 'trainmaster serve'." in run(word)
 
 
 def test_words_without_a_verb_say_what_there_is_instead() -> None:
@@ -318,7 +320,8 @@ def test_a_submission_says_what_to_type_next(tmp_path: Path) -> None:
         ("queue --output wide", "--json prints JSON"),
         ("check --output evidence", "--json prints JSON to standard output, --out names a place"),
         ("jobs -n 3", "--limit N"),
-        ("submit x.yaml --gpus 2", "resources.processes_per_node=8"),
+        ("submit x.yaml --gpus 2", "resources.processes_per_node=N (one for each GPU)"),
+        ("submit x.yaml -n 2", "resources.nodes=N, or resources.processes_per_node=N on each"),
         ("submit x.yaml --wait", "--follow"),
         ("cancel --all", "trainmaster jobs --status running"),
         ("help jobs", "Did you mean 'jobs --help'?"),

@@ -20,8 +20,10 @@ from trainmaster.client.errors import NoAccess
 from trainmaster.control import workdir
 from trainmaster.core.errors import UsageError
 from trainmaster.core.roles import Role
+from trainmaster.core.spec import parse_spec
+from trainmaster.core.states import Stage, Status
 from trainmaster.storage import open_store
-from trainmaster.store import costs, jobs
+from trainmaster.store import attempts, costs, jobs
 from trainmaster.store.database import Database
 from trainmaster.store.migrate import open_database
 from web.furnished import issue
@@ -61,6 +63,29 @@ def stored(home: Path) -> int:
 
 def newest(db: Database) -> Any:
     return jobs.list_jobs(db, limit=1)[0]
+
+
+@pytest.mark.parametrize("word", ["trial", "6f1c1f0e"], ids=["a name", "the beginning of an id"])
+@pytest.mark.parametrize("over", ["home", "server"])
+def test_a_mended_folder_goes_on_from_the_checkpoints_of_an_earlier_job(
+    tmp_path: Path, db: Database, spec: Path, word: str, over: str
+) -> None:
+    """`resume` takes the files of the first time."""
+    earlier, at = "6f1c1f0e-95b8-4d6b-8a43-0d6b1b0f7a11", datetime(2026, 11, 17, tzinfo=UTC)
+    with db.write() as conn:
+        jobs.insert_job(conn, earlier, parse_spec({"name": "trial", "command": ["true"]}), at=at)
+        attempts.insert_attempt(conn, earlier, 1, handle=None, at=at)
+        assert jobs.finish(conn, earlier, seen=Stage.QUEUED, status=Status.CANCELLED, at=at)
+    with serve(db, tmp_path / "server") as url:
+        place = ["--home", str(tmp_path / "server")] if over == "home" else ["--server", url]
+        done = run("submit", str(spec), f"resume_from={word}", *place)
+    assert done.exit_code == 0, done.output
+    assert newest(db).spec.resume_from == earlier and newest(db).id != earlier
+
+
+def test_a_job_to_go_on_from_that_is_not_there_is_named(tmp_path: Path, spec: Path) -> None:
+    done = run("submit", str(spec), "resume_from=nobody", "--dry-run", "--home", str(tmp_path / "none"))
+    assert "no job 'nobody'" in str(done.exception) and not (tmp_path / "none").exists()
 
 
 def test_on_this_machine_the_job_runs_in_its_own_copy(tmp_path: Path, spec: Path) -> None:

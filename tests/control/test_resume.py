@@ -121,6 +121,25 @@ def test_two_jobs_never_write_the_same_checkpoints(db: Database) -> None:
     assert submitting.resume(db, second.id)[0].spec.resume_from == first.id
 
 
+def test_a_job_whose_checkpoints_a_later_one_has_written_over_is_not_gone_on_from(db: Database, tmp_path: Path) -> None:
+    """The jobs of a run share one folder: the state of the later one would be taken under the name of the earlier."""
+    save = ["sh", "-c", 'touch "$TRAINMASTER_CHECKPOINTS/$SAVES"; exit 1']
+    (first,) = reconcile(db, tmp_path, submit(db, command=save, env={"SAVES": "120"}))
+    (idle,) = reconcile(db, tmp_path, submit(db, command=["false"], resume_from=first.id))
+    (second,) = reconcile(db, tmp_path, submit(db, command=save, env={"SAVES": "200"}, resume_from=first.id))
+    assert second.status is Status.FAILED and idle.status is Status.FAILED  # one that saved nothing is no hindrance
+    for job in (first, idle):
+        with pytest.raises(SpecError, match=f"job {second.id} went on from {job.id} .* name that job: {second.id}"):
+            submitting.resume(db, job.id)
+    third, _ = submitting.resume(db, second.id, key="key")
+    assert third.spec.resume_from == first.id
+    end(db, third)
+    again, new = submitting.resume(db, second.id, key="key")
+    assert (again.id, new) == (third.id, False)
+    with pytest.raises(SpecError, match=f"name that job: {third.id}"):  # nobody knows what it saved
+        submitting.resume(db, second.id)
+
+
 def test_the_same_key_resumes_once(db: Database) -> None:
     first = submit(db)
     end(db, first)

@@ -184,6 +184,19 @@ def test_a_curve_of_one_point_is_a_dot(tab: Page, db: Database, url: str) -> Non
     assert tab.locator("#curves [data-metric=loss] canvas").evaluate(coloured) > 0
 
 
+def test_a_page_that_was_opened_before_the_first_step_gets_its_curves_with_their_tools(
+    tab: Page, db: Database, url: str
+) -> None:
+    story = samples.Story(db, samples.spec(name="early")).start().move(Stage.RUNNING)
+    tab.goto(f"{url}/jobs/{story.id}")
+    expect(tab.locator("#curves .empty")).to_be_visible()
+    tab.evaluate("document.querySelector('#curves').dataset.first = '1'")
+    expect(tab.locator("#curves:not([data-first])")).to_be_attached(timeout=20_000)  # the page was swapped
+    story.tell([Event(phase="STEP", event="metrics", data={"step": step, "loss": 2.5}) for step in (1, 2)])
+    expect(tab.locator("#curves-axis")).to_be_visible(timeout=20_000)
+    expect(tab.locator("#curves [data-metric=loss] canvas")).to_be_visible()
+
+
 @pytest.mark.proof
 def test_a_zoom_is_drawn_at_once_from_the_points_that_are_here(tab: Page, db: Database, url: str) -> None:
     story = samples.resumed(db)

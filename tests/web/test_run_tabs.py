@@ -153,6 +153,11 @@ def test_a_log_is_paged_by_bytes_and_a_link_names_a_line(client: TestClient, fai
     assert client.get(f"/jobs/{failed.id}/logs/download?stream=../../x").status_code == 404
 
 
+def test_a_log_says_what_the_numbers_before_its_lines_are(client: TestClient, failed: samples.Story) -> None:
+    text = client.get(f"/jobs/{failed.id}/logs").text
+    assert "The number before a line is the byte at which it begins, and a link to it." in text
+
+
 @pytest.mark.proof
 @pytest.mark.spawns
 def test_search_in_a_log_is_bounded_and_finds_the_first_error(client: TestClient, failed: samples.Story) -> None:

@@ -221,6 +221,12 @@ def test_search_finds_jobs_failures_nodes_and_gpus_of_the_callers_project(client
     assert "<img" not in client.get("/search", params={"q": hostile}).text and kinds(hostile) == []
 
 
+@pytest.mark.parametrize("word", ["", "no such thing"])
+def test_the_search_says_where_logs_are_searched(client: TestClient, word: str) -> None:
+    text = client.get("/search", params={"q": word}).text
+    assert "Logs are not searched here: open a job, then its tab Logs" in text
+
+
 def test_a_filter_that_fits_no_job_leads_to_the_search(client: TestClient, db: Database) -> None:
     """The text of an error, typed into the filter of names."""
     samples.pending(db)

@@ -12,6 +12,7 @@ from trainmaster.api.run import Run
 from trainmaster.core.money.cost import Cents
 from trainmaster.core.states import Reason, Stage, Status, TargetState
 
+_BY_THE_SCRIPT = (Reason.OUT_OF_MEMORY, Reason.SCRIPT_FAILED)  # the same program would fail again
 _RESUME_JOB = "trainmaster resume JOB"  # in actions of reasons (core/states.py)
 _FINAL = frozenset(word.value for word in Status if word.final)  # text too: a word may come from a newer server
 
@@ -214,6 +215,9 @@ class JobPage(_AnyJob):
         command = f"trainmaster resume {self.name}"
         if self.action and _RESUME_JOB in self.action:
             return self.action.replace(_RESUME_JOB, command)
+        if self.reason in _BY_THE_SCRIPT and not (self.spec or {}).get("train"):
+            mended = f"with mended files `trainmaster submit JOB.yaml resume_from={self.name}`"
+            return f"{self.action}; `{command} command='[…]'` goes on from where it saved, {mended}"
         return f"{self.action}; `{command}` goes on from where it saved" if self.action else f"`{command}`"
 
 

@@ -40,7 +40,7 @@ _OTHER_WORDS = {
     "attach": "logs", "tail": "logs", "watch": "top", "rm": "delete", "remove": "delete", "retry": "resume",
     "gpus": "nodes", "pull": "fetch", "download": "fetch", "cp": "fetch", "estimate": "plan", "doctor": "check",
     "health": "check", "bench": "bandwidth", "torchrun": "train", "nccl-tests": "bandwidth", "cordon": "nodes drain",
-    "autopsy": "show", "version": "--version", "help": "--help",
+    "autopsy": "show", "metrics": "events", "version": "--version", "help": "--help",
 }  # fmt: skip
 # Options of other programs, by verb.
 _OTHER_OPTIONS = {
@@ -57,9 +57,13 @@ _OTHER_OPTIONS = {
     ("jobs", "--state"): "--status running lists those that run",
     ("submit", "--name"): "It is a value of the spec: trainmaster submit FILE.yaml name=NAME",
     ("submit", "--env"): "It is a value of the spec: trainmaster submit FILE.yaml env.NAME=VALUE",
-    ("submit", "--gpus"): "It is a value of the spec: trainmaster submit FILE.yaml resources.processes_per_node=8",
+    (
+        "submit",
+        "--gpus",
+    ): "It is a value of the spec: trainmaster submit FILE.yaml resources.processes_per_node=N (one for each GPU)",
     ("submit", "--nodes"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
     ("submit", "-N"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
+    ("submit", "-n"): "It is a value of the spec: resources.nodes=N, or resources.processes_per_node=N on each",
     ("submit", "--time"): "It is a value of the spec: trainmaster submit FILE.yaml limits.timeout_s=3600",
     ("submit", "--wait"): "--follow shows the job to its end",
     ("submit", "--detach"): "A job is not followed unless you write --follow",
@@ -76,8 +80,10 @@ _OTHER_OPTIONS = {
 }
 # Of every verb that has --json.
 _FORMAT_OPTIONS = frozenset({"-o", "--output", "--format", "--yaml"})
+_ON_PAGE = "Runs are compared on the page Compare of 'trainmaster serve'."
 _ELSEWHERE = {
-    "compare": "Runs are compared on the page Compare of 'trainmaster serve'.",
+    "compare": _ON_PAGE,
+    "diff": _ON_PAGE,
     "audit": "The audit log is on the page Settings of 'trainmaster serve'.",
     "login": "Put a token into TRAINMASTER_TOKEN_FILE; 'trainmaster token create' makes one.",
     "whoami": "You are who the token in TRAINMASTER_TOKEN_FILE or TRAINMASTER_TOKEN is of.",

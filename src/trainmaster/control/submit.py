@@ -65,12 +65,15 @@ def submit_once(
     """The job that stands for this submission, and whether it is new.
 
     The same key with the same spec gives the same job, however often it is sent; with another spec it is KeyTaken.
-    OverBudget where the project has spent what it may; SpecError where a secret stands in the spec; JobOpen where it
-    would go on with checkpoints that another job still writes. `within` writes what belongs to the new job, in the same
-    transaction; where it raises, there is no job. `pinned`: of a trial, whose `after` has the ids of jobs that there
-    were when its set was submitted. `again_of`: the job that it runs again; the audit trail keeps it.
+    OverBudget where the project has spent what it may; SpecError where a secret stands in the spec, or where it would
+    go on from a job whose checkpoints a later one has written over; JobOpen where another job still writes them.
+    `within` writes what belongs to the new job, in the same transaction; where it raises, there is no job. `pinned`:
+    of a trial, whose `after` has the ids of jobs that there were when its set was submitted. `again_of`: the job that
+    it runs again; the audit trail keeps it.
     """
+    named = spec.resume_from
     spec, word, job_id, paid = check(db, spec, load=load, pinned=pinned)
+    later = _find_later(db, named, spec.resume_from)
     before = pin_after(db, spec, pinned=pinned).after.jobs
     at = datetime.now(UTC)
     name = None if by in tokens.RESERVED else by
@@ -80,6 +83,10 @@ def submit_once(
             first = spec.resume_from
             if first is not None and (writer := jobs.find_writer(conn, first, besides=job_id)) is not None:
                 raise JobOpen(f"job {writer} still writes these checkpoints; wait for its end, or cancel it first")
+            if later is not None:
+                message = f"job {later} went on from {named} and may have saved since, into the same folder; "
+                message += f"to go on from the newest checkpoint, name that job: {later}"
+                raise SpecError([Fault(path="resume_from", message=message)])
             budget.admit(conn, spec.project, paid=paid, now=at)
             detail: dict[str, object] = {"name": spec.name, "project": spec.project, "target": spec.target}
             if spec.allow:
@@ -232,6 +239,24 @@ def _may_have_saved(db: Database, earlier: JobRow, first: str) -> bool:
         return earlier.id != first
     record = made[-1].exit
     return record is None or record.saved is not False
+
+
+def _find_later(db: Database, named: str | None, first: str | None) -> str | None:
+    """The newest job of the run, where it was made after the named one and may have saved: the jobs of a run share one
+    folder, so what the named one saved last is not what a job would go on from."""
+    if named is None or first is None:
+        return None
+    for job_id in jobs.list_later(db, named, first):
+        made = [attempt.exit for attempt in attempts.list_attempts(db, job_id)]
+        # Where an attempt left no record, or ran on several nodes, nobody has looked into its folder.
+        unknown = any(record is None or record.saved is None for record in made)
+        if (
+            unknown
+            or any(record.saved_since for record in made if record)
+            or jobs.has_checkpoint(db, job_id, alone=True)
+        ):
+            return job_id
+    return None
 
 
 def cancel(db: Database, job_id: str, *, by: str = LOCAL) -> JobRow | JobHead:

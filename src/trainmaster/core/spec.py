@@ -231,7 +231,8 @@ class JobSpec:
         default=None,
         pattern=UUID_PATTERN,
         example="0b6c5c4e-53ad-4f0e-9c57-6a4f1f3c2d10",
-        doc="a job that is over, whose checkpoints this one goes on with; not stated: a run of its own",
+        doc="a job that is over, whose checkpoints this one goes on with; `trainmaster submit` also takes its name or "
+        "the beginning of its id; not stated: a run of its own",
     )
     zone: str | None = field(
         default=None,

@@ -98,9 +98,19 @@ def find_writer(conn: Connection, first: str, *, besides: str) -> str | None:
     return conn.execute(query.limit(1)).scalar_one_or_none()
 
 
-def has_checkpoint(db: Database, first: str) -> bool:
-    """Whether this job, or one that went on with its checkpoints, reported a checkpoint as saved."""
-    of_run = or_(t.jobs.c.id == first, Sound(t.jobs.c.spec)["resume_from"].as_string() == first)
+def list_later(db: Database, job_id: str, first: str) -> list[str]:
+    """Jobs of a run after this one, the newest first."""
+    at = select(t.jobs.c.created_at).where(t.jobs.c.id == job_id).scalar_subquery()
+    stated = Sound(t.jobs.c.spec)["resume_from"].as_string() == first
+    query = select(t.jobs.c.id).where(stated, t.jobs.c.created_at > at, t.jobs.c.id != job_id)
+    return [str(row[0]) for row in db.rows(query.order_by(t.jobs.c.created_at.desc()))]
+
+
+def has_checkpoint(db: Database, first: str, *, alone: bool = False) -> bool:
+    """Whether this job, or (not `alone`) one that went on with its checkpoints, reported a checkpoint as saved."""
+    of_run = t.jobs.c.id == first
+    if not alone:
+        of_run = or_(of_run, Sound(t.jobs.c.spec)["resume_from"].as_string() == first)
     e = t.events.c
     query = (
         select(e.attempt)

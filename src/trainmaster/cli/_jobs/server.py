@@ -175,7 +175,7 @@ class ServerJobs:
 
     def resume(self, job_id: str, values: Sequence[str]) -> Submitted:
         if values:
-            raise UsageError("a server does not return whole specs; submit yours again with resume_from=JOB-ID")
+            raise UsageError("a server does not return whole specs; submit yours again with resume_from=JOB")
         return self._client.resume(job_id)
 
     def rerun(self, job_id: str, values: Sequence[str]) -> Submitted:

@@ -28,7 +28,8 @@ def resume(
     """Go on with a job that failed, was cancelled, or should train for longer: a new job, from its last checkpoint.
 
     A job that still runs is refused: two runs must not write the same checkpoints. One that has saved no checkpoint
-    is refused too; --again runs it from the beginning.
+    is refused too; --again runs it from the beginning. Both take the files that were uploaded then: to go on with a
+    mended script, `trainmaster submit job.yaml resume_from=JOB`.
 
     A schedule that was paused goes on with its next time from now; times during the pause are not made up for.
 

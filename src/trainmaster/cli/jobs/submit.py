@@ -23,6 +23,7 @@ from trainmaster.cli._server import ServerOption
 from trainmaster.cli._views import dry_run_text, target_option
 from trainmaster.core.config.sweep import Sweep, is_sweep, parse_sweep
 from trainmaster.core.errors import SpecError, TargetError, TrainmasterError, UsageError
+from trainmaster.core.ids import is_uuid
 from trainmaster.core.secret.in_spec import find_in_spec
 from trainmaster.core.secret.shapes import recognise
 from trainmaster.core.spec import JobSpec, parse_spec
@@ -74,6 +75,8 @@ def submit(
 
       trainmaster submit job.yaml train.steps=500 --follow
 
+      trainmaster submit job.yaml resume_from=3f2a   (with the files as they are now, from the checkpoints of that job)
+
       trainmaster submit job.yaml --on ssh:hosts.yaml
 
       trainmaster submit job.yaml --on gpus   (a target that `trainmaster target add` made known)
@@ -93,6 +96,7 @@ def submit(
     kind.require_spec(document, spec)
     words = [*(values or []), *([f"target={on}"] if on else [])]
     chosen, folder = uploads.choose(yaml_file.override(document.value, words), spec, workdir)
+    chosen = _find_earlier(chosen, home, server)
     if is_sweep(chosen):
         if follow:
             raise UsageError("--follow watches one job; a set has `trainmaster show NAME`")
@@ -119,6 +123,17 @@ def submit(
             raise typer.Exit(follow_to_end(jobs, made.id))
         if not json:
             _print_place(jobs, made.id, job.project)
+
+
+def _find_earlier(chosen: Any, home: Path | None, server: str | None) -> Any:
+    """The document with the whole id of the job that it goes on from; it may state a name or the beginning of an id."""
+    word = chosen.get("resume_from") if isinstance(chosen, dict) else None
+    if not isinstance(word, str) or is_uuid(word):
+        return chosen
+    if server is None and not (locate(home) / DATABASE_FILE).exists():
+        raise UsageError(f"resume_from: no job {word!r}; this home folder has none")
+    with connect(home, server) as jobs:
+        return {**chosen, "resume_from": jobs.find(word)}
 
 
 def _print_made(made: Submitted, *, follow: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +30,11 @@ _PASSED = frozenset({".git", ".venv", "node_modules", "__pycache__", "site-packa
 
 
 class Curves:
-    """Points of the first place that has losses; what lay there before the start is not of this run."""
+    """Points of the first place that has losses; what lay there before the start is not of this run.
+
+    The Trainer's printed dicts name no step. A place that does is read in their stead as soon as one is found. Its
+    `trainer_state.json` is written at saves only: that is read where a step of the dicts is not in it.
+    """
 
     def __init__(self, log: Path, folders: Sequence[Path], events: Path) -> None:
         self._folders = folders
@@ -41,6 +45,7 @@ class Curves:
         self.source: str | None = None
         self._kept: list[Point] = []
         self._sure_at: float | None = None  # known with the first point
+        self._told: dict[str, set[int]] = {"loss": set(), "eval_loss": set()}  # steps read from the log, by figure
         self._began = time.monotonic()
         self._looked = self._searched = float("-inf")
         self._search()
@@ -70,17 +75,51 @@ class Curves:
             return []
         if now - self._searched >= _SEARCH_S or last:
             self._search()
+        points = self._read_all(last=last)
+        if self.source is None and self._log.dicts and any("loss" in p.figures for p in points.get(self._log.name, ())):
+            self._search()  # a tracker's file that was begun a moment ago
+            points = {name: [*points.get(name, ()), *some] for name, some in self._read_all().items()}
+        if any(points.values()) and self._writes_events():  # written between the two reads
+            return []
+        self.source = self._choose(points)
+        found = points.get(self.source, []) if self.source else []
+        if self.source != self._log.name:
+            return [point for point in found if not self._is_told(point)]
+        for point in found:
+            for name in self._told.keys() & point.figures:
+                self._told[name].add(point.step)
+        return found
+
+    def _read_all(self, *, last: bool = False) -> dict[str, list[Point]]:
         points: dict[str, list[Point]] = {}
+        guessed = self.source == self._log.name and self._log.dicts
         for reader in self._readers.values():
-            if self.source in (None, reader.name):
+            if guessed or self.source in (None, reader.name):
                 points.setdefault(reader.name, []).extend(reader.read())
         if last and self._log.name in points:
             points[self._log.name] += self._log.end()
-        if any(points.values()) and self._writes_events():  # written between the two reads
-            return []
-        if self.source is None:
-            self.source = next((name for name, some in points.items() if any("loss" in p.figures for p in some)), None)
-        return points.get(self.source, []) if self.source else []
+        return points
+
+    def _choose(self, points: Mapping[str, Sequence[Point]]) -> str | None:
+        having = [name for name, some in points.items() if any("loss" in point.figures for point in some)]
+        if self.source not in (None, self._log.name) or not self._log.dicts:
+            return self.source or next(iter(having), None)
+        for name in having:
+            if name not in (self._log.name, TrainerState.name):
+                return name
+        if TrainerState.name in having and self._is_wrong(points[TrainerState.name]):
+            return TrainerState.name
+        return self.source or next(iter(having), None)
+
+    def _is_wrong(self, truth: Sequence[Point]) -> bool:
+        """Whether a step was read from the log that the Trainer's state does not have."""
+        true = {point.step for point in truth if "loss" in point.figures}
+        return any(min(true) <= step <= max(true) for step in self._told["loss"] - true)
+
+    def _is_told(self, point: Point) -> bool:
+        """Whether the log was read as far as this step, before another place took precedence."""
+        kinds = self._told.keys() & point.figures or {"loss"}
+        return all(point.step <= max(self._told[kind], default=-1) for kind in kinds)
 
     def _writes_events(self) -> bool:
         while not self._own and (data := self._events.read()[0]):

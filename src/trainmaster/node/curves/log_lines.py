@@ -15,6 +15,14 @@ _BATCH = re.compile(
     rf"\bepoch\b{_IS}\[?(\d{{1,6}}).{{0,40}}?\b(?:batch|step|iter)?\s*\[?(\d{{1,9}})\s*/\s*(\d{{1,9}})", re.I
 )
 BAR = re.compile(r"\|\s*(\d{1,12})/(\d{1,12})\s*\[")  # tqdm
+_TITLE = re.compile(r"^(.*?)(?:\d{1,3}%)?\|")  # what stands before a bar: `Writing model shards: 100%|`
+_UP = "\x1b[A"  # tqdm writes it behind a bar that is drawn below another one
+_OF_TRAINING = re.compile(
+    r"\W*(?:(?:pre-?)?train(?:ing|er)?|fine-?tun\w*|epochs?|(?:global )?steps?|it(?:er(?:ation)?s?)?)\b", re.I
+)
+_OF_A_TEST = re.compile(r"\b(?:val(?:id\w*)?|eval\w*|test(?:s|ing)?|predict\w*|infer\w*)\b(?![ _/]?loss)", re.I)
+# Means over the whole training, which the Trainer prints at its end: no loss of a step.
+_SUMMARY = re.compile(r"['\"]train_runtime['\"]|^\s*train_loss\s+=")
 _FIGURES = {
     "eval_loss": re.compile(rf"\b(?:val(?:id(?:ation)?)?|eval(?:uation)?|test)[ _/]?loss{_IS}{_NUMBER}", re.I),
     "loss": re.compile(
@@ -36,14 +44,23 @@ _AT_MOST = 20_000  # lines of one look
 
 
 class LogLines:
-    """The standard output of rank 0."""
+    """The standard output of rank 0.
+
+    A line without a step has the step of the training's progress bar. Bars below it (an evaluation's) and those with a
+    title of something else (`Writing model shards`) count other things. The Trainer prints its dicts with tqdm.write,
+    which wipes the bars, prints and draws them again: the bar before such a line may be old, the one after it is right.
+    """
 
     name = "log"
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, skip=True)
         self._held, self._redrawn = b"", False
-        self._bar: int | None = None  # step of the last progress bar, for lines that name none
+        self._bar: int | None = None  # step of the training's bar
+        self._whole: int | None = None  # its total, known with the first loss that has its step from it
+        self._wiped, self._waiting = False, list[dict[str, float]]()  # printed after a wipe, until the bar is redrawn
+        self._last: dict[str, int] = {}  # by figure: of one process, the count of the bar only grows
+        self.dicts = False  # a dict without a step was read, as the Trainer prints them
 
     def read(self) -> list[Point]:
         data, anew = self._tail.read()
@@ -52,7 +69,11 @@ class LogLines:
         if lines or anew:
             self._redrawn = text[: len(text) - len(held)].endswith(b"\r")
         self._held = held[-_LONGEST * 4 :]
-        return self._points(lines[-_AT_MOST:])
+        points = self._points(lines[-_AT_MOST:])
+        if self._waiting and self._whole is not None and held.endswith(b"]"):  # its line ends with the next redraw
+            bar = BAR.search(held.decode(errors="replace"))
+            points += self._settle(int(bar[1])) if bar is not None and int(bar[2]) == self._whole else []
+        return points
 
     def end(self) -> list[Point]:
         """The last redraw of a progress bar that was killed: no line ends it. It is written at once, and so is whole;
@@ -61,29 +82,80 @@ class LogLines:
         return self._points([held]) if self._redrawn else []
 
     def _points(self, lines: Sequence[bytes]) -> list[Point]:
-        points = (self._point(line[:_LONGEST].decode(errors="replace")) for line in lines)
-        return [point for point in points if point is not None]
+        points: list[Point] = []
+        for line in lines:
+            points += self._read_line(line[:_LONGEST].decode(errors="replace"))
+            if line:
+                self._wiped = not line.replace(_UP.encode(), b"").strip(b" ")
+        return points
 
-    def _point(self, line: str) -> Point | None:
-        line = COLOURS.sub("", line)
+    def _read_line(self, raw: str) -> list[Point]:
+        line = COLOURS.sub("", raw)
         bar = BAR.search(line)
-        if bar is not None:
-            self._bar = int(bar[1])
-        if "loss" not in line.lower() or _FAILURE.match(line):
-            return None
-        figures: dict[str, float] = {}
-        left = line
-        for name, pattern in _FIGURES.items():
-            if (hit := pattern.search(left)) is None:
-                continue
-            number = to_number(next(group for group in hit.groups() if group is not None))
-            if number is not None:
-                figures[name] = number
-            if name == "eval_loss":  # or its end would be read as a training loss
-                left = left[: hit.start()] + " " + left[hit.end() :]
+        points = self._look_at_bar(line, bar, below=raw.endswith(_UP)) if bar is not None else []
+        if "loss" not in line.lower() or _FAILURE.match(line) or _SUMMARY.search(line):
+            return points
+        figures = _figures(line)
+        if not figures or (bar is not None and not _is_training(line, loss=True)):
+            return points
         step = _step(line)
-        step = self._bar if step is None else step
-        return Point(step=step, figures=figures) if step is not None and figures else None
+        if step is not None:
+            return [*points, Point(step=step, figures=figures)]
+        if bar is not None:
+            return [*points, *self._by_bar(int(bar[1]), figures, redrawn=True)]
+        self.dicts = self.dicts or line.lstrip().startswith("{")
+        if self._wiped and self._bar is not None:
+            self._waiting.append(figures)
+            return points
+        return [*points, *(self._by_bar(self._bar, figures) if self._bar is not None else [])]
+
+    def _look_at_bar(self, line: str, bar: re.Match[str], *, below: bool) -> list[Point]:
+        at, whole = int(bar[1]), int(bar[2])
+        other = self._whole not in (None, whole) and not self._waiting
+        if below or other or not _is_training(line, loss=False):
+            return []
+        if self._waiting:
+            self._whole = whole
+        self._bar = at
+        return self._settle(at)
+
+    def _settle(self, step: int) -> list[Point]:
+        waiting, self._waiting = self._waiting, []
+        return [point for figures in waiting for point in self._by_bar(step, figures)]
+
+    def _by_bar(self, step: int, figures: dict[str, float], *, redrawn: bool = False) -> list[Point]:
+        """A bar that begins anew, as of a second epoch, tells no step: what it had before was not done again.
+
+        A bar with the figures in it is drawn again at the same step.
+        """
+        kind = "loss" if "loss" in figures else "eval_loss"
+        last = self._last.get(kind, -1)
+        if step < last or (step == last and not redrawn):
+            return []
+        self._last[kind] = step
+        return [Point(step=step, figures=figures)]
+
+
+def _is_training(line: str, *, loss: bool) -> bool:
+    """Whether the title of a bar names nothing else; with its loss in it, it may have any title but an evaluation's."""
+    found = _TITLE.match(line)
+    title = found[1].strip() if found is not None else ""
+    if _OF_A_TEST.search(title):
+        return False
+    return loss or not title or "loss" in title.lower() or _OF_TRAINING.match(title) is not None
+
+
+def _figures(line: str) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, pattern in _FIGURES.items():
+        if (hit := pattern.search(line)) is None:
+            continue
+        number = to_number(next(group for group in hit.groups() if group is not None))
+        if number is not None:
+            figures[name] = number
+        if name == "eval_loss":  # or its end would be read as a training loss
+            line = line[: hit.start()] + " " + line[hit.end() :]
+    return figures
 
 
 def _step(line: str) -> int | None:

@@ -116,6 +116,8 @@ class MlflowDatabase:
 
 
 def _row(row: Mapping[str, object]) -> Point | None:
+    if "train_runtime" in row:  # the Trainer's last row: means over the whole training
+        return None
     step = to_step(to_number(row.get("step")))
     figures = {}
     for name, value in row.items():

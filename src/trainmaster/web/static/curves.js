@@ -2,7 +2,7 @@
 import { Plot, clock, show } from "./plot.js";
 import { Strips } from "./timeline.js";
 
-const box = document.getElementById("curves");
+let box = document.getElementById("curves"); // until it is built, a swap of the page replaces it
 const FIRST = ["loss", "lr", "grad_norm", "tokens_per_s", "mfu"];
 const TITLES = { loss: "Loss", lr: "Learning rate", grad_norm: "Gradient norm", tokens_per_s: "Tokens per second", mfu: "MFU", memory_gib: "GPU memory, GiB", step_s: "Seconds per step" };
 const state = { axis: "step", low: null, high: null, log: false, weight: 0, chosen: null, metrics: [], plots: new Map(), cursor: null, shift: 0, whole: null, held: null };
@@ -166,6 +166,6 @@ if (box) {
   const repaint = () => { for (const p of state.plots.values()) p.draw(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   strips = Strips.open({ shared: () => state.axis === "time", cursor, zoom, ready: () => { if (state.axis === "time") pull(); } });
-  document.addEventListener("trainmaster:swapped", () => { const live = document.querySelector("[data-status-final]"); if (live && !box.dataset.final) { box.dataset.final = "1"; pull(); } });
+  document.addEventListener("trainmaster:swapped", () => { box = document.getElementById("curves") ?? box; const live = document.querySelector("[data-status-final]"); if (live && !box.dataset.final) { box.dataset.final = "1"; pull(); } });
   pull();
 }

@@ -22,6 +22,7 @@ export class Strips {
   get start() { return this.page ? new Date(this.page.start) : null; }
   get end() { return this.page ? (new Date(this.page.end) - this.start) / 1000 : 0; }
   async pull() {
+    const over = document.querySelector("[data-status-final]") !== null; // asked before: the end may come during the answer
     let wait = 10000;
     try {
       const answer = await fetch(`/v1/training/jobs/${this.box.dataset.job}/timeline`);
@@ -33,7 +34,7 @@ export class Strips {
         this.page = page;
         this.build();
         if (first) this.on.ready();
-        if (document.querySelector("[data-status-final]")) wait = 0;
+        if (over) wait = 0;
       }
     } catch { wait = 10000; }
     if (wait) setTimeout(() => this.pull(), wait);

@@ -2,8 +2,8 @@
 
 A job may print anything. A control character steers a terminal or ends an XML file, a direction mark makes text read
 otherwise than it is, half a surrogate pair cannot be written as UTF-8. Each is replaced by U+FFFD: nothing is dropped
-silently. The terminal (`cli/_console.py`) and the pages (`report/html.py`, `report/markdown.py`) clean here. In a CSV file a
-spreadsheet would also run a cell that begins as a formula does (`cell`).
+silently. The terminal (`cli/_console.py`) and the pages (`report/html.py`, `report/markdown.py`) clean here. In a CSV
+file a spreadsheet would also run a cell that begins as a formula does (`cell`).
 """
 
 from __future__ import annotations

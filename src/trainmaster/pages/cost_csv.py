@@ -8,7 +8,7 @@ from typing import Any
 
 from trainmaster import targets
 from trainmaster.api.costs import Each
-from trainmaster.core.csv_text import cell, lines
+from trainmaster.core.clean_text import cell, csv_lines
 from trainmaster.core.money.cost import Amount, month_of, submitter
 from trainmaster.store import costs
 from trainmaster.store.database import Database
@@ -28,7 +28,7 @@ def read(
     `cost_usd` is what is known, and empty where nothing is.
     """
     now = now or datetime.now(UTC)
-    return lines(_list_jobs(db, project, month, now) if each == "jobs" else _list_sums(db, project, month, now))
+    return csv_lines(_list_jobs(db, project, month, now) if each == "jobs" else _list_sums(db, project, month, now))
 
 
 def _list_jobs(db: Database, project: str | None, month: datetime | None, now: datetime) -> Iterator[list[Any]]:

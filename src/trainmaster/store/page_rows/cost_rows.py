@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import and_, or_, select
+from sqlalchemy import ColumnElement, and_, or_, select
 
 from trainmaster.core.money.cost import Amount, Window, add_up
 from trainmaster.core.states import Status
@@ -42,7 +42,7 @@ def scan_jobs(
     held = [_ATTEMPTS.job_id == _JOBS.id]
     if window is not None:
         held += [_ATTEMPTS.created_at < window.end]
-    wanted = [select(_ATTEMPTS.id).where(*held).exists()]
+    wanted: list[ColumnElement[bool]] = [select(_ATTEMPTS.id).where(*held).exists()]
     wanted += [_JOBS.project == project] if project is not None else []
     columns = (
         _JOBS.id, _JOBS.created_at, _JOBS.name, _JOBS.project, _JOBS.submitted_by, _JOBS.target, _JOBS.status,

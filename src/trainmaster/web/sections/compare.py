@@ -12,8 +12,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from trainmaster.api.compare import ComparedRun
-from trainmaster.core.clean_text import clean
-from trainmaster.core.csv_text import cell
+from trainmaster.core.clean_text import cell, clean
 from trainmaster.core.ids import is_uuid
 from trainmaster.core.money.cost import submitter
 from trainmaster.pages import compare

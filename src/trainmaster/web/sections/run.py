@@ -15,8 +15,8 @@ from trainmaster.api.events import Events
 from trainmaster.api.jobs import JobPage
 from trainmaster.api.run import Preflight
 from trainmaster.control.queueing import priority
+from trainmaster.core.clean_text import cell
 from trainmaster.core.config.queue import PRIORITIES
-from trainmaster.core.csv_text import cell
 from trainmaster.core.money.goodput.bins import PRODUCTIVE, Bin
 from trainmaster.core.results import Overall, Verdict
 from trainmaster.core.roles import Role

@@ -81,8 +81,6 @@ def submit(
 
       trainmaster submit job.yaml --on gpus   (a target that `trainmaster target add` made known)
 
-      trainmaster submit job.yaml --on slurm --dry-run
-
       trainmaster submit job.yaml --on kubernetes:cluster.yaml --dry-run
 
       trainmaster submit job.yaml --on lambda rent.gpu=H100 rent.gpus=8 --dry-run

@@ -147,7 +147,7 @@ def test_one_that_runs_keeps_its_devices_and_no_others(kind: str, db: Database, 
 def _decide(db: Database, place: str) -> tuple[set[str], int]:
     """One pass of the queue: who starts, and how often it was decided."""
     context: Any = SimpleNamespace(
-        db=db, now=lambda: NOW, rules=Rules(), token="tok", bookings={}, kinds={}, drained=set()
+        db=db, now=lambda: NOW, rules=Rules(), token="tok", bookings={}, kinds={}, drained=set(), checks=dict
     )
     counted: list[int] = []
     real = order.decide

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from pages import samples
 from trainmaster.core.events import Event
 from trainmaster.core.spec import parse_spec
-from trainmaster.pages.machine_counts import MOST_TARGETS
+from trainmaster.pages.parts.machine_counts import MOST_TARGETS
 from trainmaster.queueing.state import Device
 from trainmaster.store import jobs
 from trainmaster.store import tables as t

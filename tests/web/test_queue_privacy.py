@@ -42,7 +42,7 @@ def test_nothing_of_another_project_is_read(project: str, client: TestClient, db
     for owner, some in ids.items():
         some.append(_queue(db, owner, name=f"{owner}-urgent", later_s=99, queue={"priority": "high"}))
     context: Any = SimpleNamespace(
-        db=db, now=lambda: NOW, rules=Rules(), token="tok", bookings={}, kinds={}, drained=()
+        db=db, now=lambda: NOW, rules=Rules(), token="tok", bookings={}, kinds={}, drained=(), checks=dict
     )
     dispatch.Dispatcher(context)._pass("p", ["ssh:x"], late=False)
     own, foreign = ids[project], ids["lab" if project == "other" else "other"]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 from datetime import UTC, datetime
+from html import unescape
 
 from starlette.testclient import TestClient
 
@@ -45,7 +46,9 @@ def test_the_audit_log_leads_to_the_job_and_names_who_cancelled(db: Database, cl
     story = samples.Story(db, samples.spec(), at=datetime.now(UTC))
     request_cancel(db, story.id, by="bob")
     log = client.get("/settings").text.partition('id="audit"')[2]
-    assert f'href="/jobs/{story.id}"' in log and "<td>bob</td>" in log
+    (entry,) = re.findall(rf'href="([^"]*subject=job%3A{story.id}[^"]*)"', log)
+    assert "<td>bob</td>" in log
+    assert f'id="open-subject" href="/jobs/{story.id}"' in client.get(unescape(entry)).text
 
 
 def test_a_button_pressed_by_local_is_of_local(db: Database, client: TestClient) -> None:

@@ -148,7 +148,7 @@ def test_a_job_without_gpus_has_slot_hours(db: Database, device: str | None, wor
     """Where the device is not known the trade's word stays."""
     page, ledger = SimpleNamespace(run=SimpleNamespace(device=device)), job_goodput.read(db, samples.completed(db).id)
     text = bytes(render("goodput.html", page=page, goodput=ledger, **BINS).body).decode()
-    assert f"What the {word}s did" in text and f"{word} hours</th>" in text and f" {word} hours, ETTR" in text
+    assert f"What the {word}s did" in text and f"{word} hours</th>" in text and f" {word} hours held, ETTR" in text
 
 
 def test_a_job_that_is_over_has_cost_in_all_and_not_so_far(db: Database, client: TestClient) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from trainmaster.api.goodput import JobGoodput
 from trainmaster.api.timeline import Timeline
 from trainmaster.core.money.goodput.tally import Tally
-from trainmaster.pages import machine_counts, timeline
+from trainmaster.pages import timeline
 from trainmaster.pages.goodput import job_goodput, kind_of, list_booked
 from trainmaster.pages.job_goodput import book_job
-from trainmaster.pages.machine_counts import MachineCounts
+from trainmaster.pages.parts import machine_counts
+from trainmaster.pages.parts.machine_counts import MachineCounts
 from trainmaster.store.database import Database
 from trainmaster.store.page_rows import figures, ledger_tallies
 from trainmaster.web.beside import Beside

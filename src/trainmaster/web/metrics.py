@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainmaster import __version__
-from trainmaster.pages.machine_counts import MachineCounts
+from trainmaster.pages.parts.machine_counts import MachineCounts
 from trainmaster.store.page_rows.backlog import Backlog
 from trainmaster.web.ledgers import Sums
 

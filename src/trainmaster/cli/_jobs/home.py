@@ -286,7 +286,7 @@ class HomeJobs(HomeQueue):
         return cost.read(self.db, job=job_id, project=project, month=month, limit=limit)
 
     def cost_csv(self, *, each: Each, project: str | None, month: datetime | None) -> Iterator[str]:
-        from trainmaster.pages import cost_csv
+        from trainmaster.pages.parts import cost_csv
 
         return cost_csv.read(self.db, each=each, project=project, month=month)
 

@@ -58,7 +58,7 @@ def history(
 def _show_offenders(home: Path, least: int, as_json: bool) -> None:
     from trainmaster.cluster.health import journal
     from trainmaster.cluster.health.history import offenders
-    from trainmaster.pages import failed_preflights
+    from trainmaster.pages.parts import failed_preflights
 
     jobs = _read_jobs(home, failed_preflights.list_failed)
     entries = offenders([*journal.history(home), *jobs], least=least)
@@ -99,7 +99,7 @@ def _read_jobs(home: Path, read: Callable[[Database], list[Entry]]) -> list[Entr
 
 def _show_gpu(home: Path, word: str, as_json: bool) -> None:
     from trainmaster.cluster.health import journal
-    from trainmaster.pages import failed_preflights
+    from trainmaster.pages.parts import failed_preflights
 
     # By the value alone, as its pre-flights state it: serial:…
     jobs = _read_jobs(home, lambda db: failed_preflights.list_of_gpu(db, word.rpartition(":")[2]))

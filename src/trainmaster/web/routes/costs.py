@@ -10,7 +10,8 @@ from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from trainmaster.api.costs import Budget, Budgets, CostPage, Costs, Each, JobCost
-from trainmaster.pages import budgets, cost, cost_csv, job_cost, project_costs
+from trainmaster.pages import budgets, cost, job_cost, project_costs
+from trainmaster.pages.parts import cost_csv
 from trainmaster.store import audit, costs
 from trainmaster.web import dependencies
 from trainmaster.web.auth import Caller

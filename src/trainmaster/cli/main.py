@@ -57,10 +57,7 @@ _OTHER_OPTIONS = {
     ("jobs", "--state"): "--status running lists those that run",
     ("submit", "--name"): "It is a value of the spec: trainmaster submit FILE.yaml name=NAME",
     ("submit", "--env"): "It is a value of the spec: trainmaster submit FILE.yaml env.NAME=VALUE",
-    (
-        "submit",
-        "--gpus",
-    ): "It is a value of the spec: trainmaster submit FILE.yaml resources.processes_per_node=N (one for each GPU)",
+    ("submit", "--gpus"): "It is a value of the spec: resources.processes_per_node=N (one for each GPU)",
     ("submit", "--nodes"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
     ("submit", "-N"): "It is a value of the spec: trainmaster submit FILE.yaml resources.nodes=2",
     ("submit", "-n"): "It is a value of the spec: resources.nodes=N, or resources.processes_per_node=N on each",

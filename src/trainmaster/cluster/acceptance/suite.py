@@ -167,11 +167,8 @@ def find_reason(document: Mapping[str, Any], verdict: Overall) -> str | None:
     for result in results:
         for finding in result.get("findings", ()):
             if finding.get("verdict") == word:
-                where = " ".join(
-                    filter(
-                        None, ((finding.get("values") or {}).get("host") or result.get("node"), finding.get("device"))
-                    )
-                )
+                host = (finding.get("values") or {}).get("host") or result.get("node")
+                where = " ".join(filter(None, (host, finding.get("device"))))
                 reason = str(finding.get("reason"))
                 return f"{where}: {reason}" if where and not reason.startswith(where) else reason
     diagnosis, silent = document.get("diagnosis") or {}, document.get("silent")

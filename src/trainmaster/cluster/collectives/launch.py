@@ -37,8 +37,7 @@ class Capabilities:
     devices: int = 0  # GPUs that its driver or PCI bus lists
 
     def find_fault(self, backend: str | None) -> tuple[str, str] | None:
-        """Reason and action where the node should have GPUs and its torch sees none; not with gloo, which was asked
-        for."""
+        """Reason and action where the node should have GPUs and its torch sees none; `gloo` was asked for as it is."""
         if self.torch is None or self.gpus or backend == "gloo" or not (self.devices or backend == "nccl"):
             return None
         listed = f"though the node has {self.devices}" if self.devices else "and the node lists none"

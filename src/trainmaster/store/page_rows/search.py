@@ -45,9 +45,8 @@ def find_failures(db: Database, word: str, *, project: str | None, limit: int) -
     tried = select(*columns, a.message, j.created_at).select_from(t.attempts.join(t.jobs, j.id == a.job_id))
     tried = tried.where(a.message != "", _has(db, a.message, word))
     queries = [tried, own]
-    if (code := "_".join(word.lower().split())) in {
-        each.value for each in Reason
-    }:  # as `jobs` prints it; the message may not have it
+    code = "_".join(word.lower().split())
+    if code in {each.value for each in Reason}:  # as `jobs` prints it; the message may not have it
         said = literal(f"{code}: ")
         queries.append(select(*columns, said + j.message, j.created_at).where(j.reason == code))
     found: dict[str, FoundJob] = {}
